@@ -1,0 +1,2 @@
+// Package revisionfence is the fencing token.
+package revisionfence
