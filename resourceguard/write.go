@@ -126,3 +126,15 @@ func OperationFromContext(ctx context.Context) (Operation, bool) {
 	o, ok := ctx.Value(operationKey{}).(Operation)
 	return o, ok && !o.IsZero()
 }
+
+// CheckReason reports a reason that [Guard.SetFloor] does not take, as
+// [ErrInvalid].
+func CheckReason(reason string) error {
+	switch {
+	case reason == "":
+		return fmt.Errorf("%w: the reason is empty, and it is what the record is for", ErrInvalid)
+	case len(reason) > MaxReason:
+		return fmt.Errorf("%w: the reason has %d bytes, at most %d are allowed", ErrInvalid, len(reason), MaxReason)
+	}
+	return nil
+}
