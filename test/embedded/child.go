@@ -1,0 +1,95 @@
+//go:build unix
+
+package embedded
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+// init turns a process that was started to be a member into one. It has to
+// happen here: a test binary's main belongs to the testing package.
+func init() {
+	spec := os.Getenv(childEnv)
+	if spec == "" {
+		return
+	}
+	_ = os.Unsetenv(childEnv) // whatever the member starts is no member
+	os.Exit(serveChild(spec))
+}
+
+// serveChild runs the member until the standard input ends, which it does at the
+// latest with the parent.
+func serveChild(text string) int {
+	member, err := startChild(text)
+	var report childReport
+	if err != nil {
+		report = childReport{Error: err.Error(), PortTaken: portTaken(err)}
+	}
+	line, _ := json.Marshal(report) // a struct of a string and a bool
+	if _, err := fmt.Printf("%s\n", line); err != nil || report.Error != "" {
+		return 1
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	if err := member.stop(context.Background()); err != nil {
+		return 1
+	}
+	return 0
+}
+
+func startChild(text string) (*local, error) {
+	var spec struct {
+		childSpec
+		Changes map[string]json.RawMessage
+	}
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		return nil, err
+	}
+	config := newConfig(spec.Dir, spec.Endpoint, spec.Fsync)
+	fields := reflect.ValueOf(config).Elem()
+	for name, value := range spec.Changes {
+		if err := json.Unmarshal(value, fields.FieldByName(name).Addr().Interface()); err != nil {
+			return nil, fmt.Errorf("config field %s: %w", name, err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	return startLocal(ctx, config, newLogger(os.Stderr).Named("member"))
+}
+
+// changedFields finds what Options.Config changes. A function or a connection
+// cannot be handed to a child, and a test that believes it was would test
+// something else, so changing one is an error.
+func changedFields(m *Member) (map[string]any, error) {
+	if m.opts.Config == nil {
+		return nil, nil
+	}
+	before, after := newConfig(m.dir, m.Endpoint(), m.opts.Fsync), newConfig(m.dir, m.Endpoint(), m.opts.Fsync)
+	m.opts.Config(after)
+	changes := make(map[string]any)
+	typ := reflect.TypeFor[embed.Config]()
+	for i := range typ.NumField() {
+		field := typ.Field(i)
+		if !field.IsExported() {
+			continue
+		}
+		was, is := reflect.ValueOf(before).Elem().Field(i).Interface(), reflect.ValueOf(after).Elem().Field(i).Interface()
+		if reflect.DeepEqual(was, is) {
+			continue
+		}
+		switch field.Type.Kind() {
+		case reflect.Bool, reflect.String, reflect.Float64,
+			reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint32, reflect.Uint64:
+			changes[field.Name] = is
+		default:
+			return nil, fmt.Errorf("%w: Options.Config changes %s, which cannot be handed to a member in another process", ErrUnsupported, field.Name)
+		}
+	}
+	return changes, nil
+}

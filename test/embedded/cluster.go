@@ -1,0 +1,262 @@
+package embedded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+)
+
+// A loaded machine may take a hundred times what an idle one takes. These
+// bounds only end what would otherwise hang for ever.
+const (
+	startTimeout = 60 * time.Second
+	stopTimeout  = 30 * time.Second
+	callTimeout  = 15 * time.Second
+)
+
+// Cluster is a running etcd. Its methods may be called from several goroutines;
+// those that take a TB end the test when they fail, so they belong into the
+// goroutine that runs the test. [Cluster.Member] has the same with errors.
+type Cluster struct {
+	members []*Member
+	logs    *logBuffer
+	tempDir string // removed by Close; empty when the caller chose the directory
+
+	client *clientv3.Client
+	// control is for the cluster's own requests. A test may replace the KV of
+	// the client that it is given, or close it; Expire must work all the same.
+	control *clientv3.Client
+
+	mu      sync.Mutex
+	closed  bool
+	clients []*clientv3.Client
+	proxies []*Proxy
+}
+
+// Start runs an etcd for the length of a test. It is ready when Start returns,
+// and the test fails at once if it cannot be had. Nil options are fine.
+func Start(t TB, opts *Options) *Cluster {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	c, err := run(ctx, opts)
+	if err != nil {
+		if c != nil {
+			t.Logf("etcd says:\n%s", c.Logs())
+		}
+		t.Fatalf("%v", err)
+		return nil
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Logf("%v", err)
+		}
+		if t.Failed() {
+			t.Logf("etcd says:\n%s", c.Logs())
+		}
+	})
+	return c
+}
+
+// Run starts an etcd for a program, which closes it. The ctx bounds the start
+// and nothing else. Nil options are fine.
+func Run(ctx context.Context, opts *Options) (*Cluster, error) {
+	c, err := run(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// run returns a closed cluster beside the error when there are logs to show.
+func run(ctx context.Context, opts *Options) (*Cluster, error) {
+	if opts == nil {
+		opts = new(Options)
+	}
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	c := &Cluster{logs: new(logBuffer)}
+	dir := opts.Dir
+	if dir == "" {
+		var err error
+		if dir, err = os.MkdirTemp("", "embedded-etcd-"); err != nil {
+			return nil, fmt.Errorf("embedded: %w", err)
+		}
+		c.tempDir = dir
+	}
+	c.members = []*Member{{cluster: c, opts: *opts, dir: filepath.Join(dir, "member0")}}
+	if err := c.start(ctx); err != nil {
+		return c, errors.Join(fmt.Errorf("embedded: start: %w", err), c.Close())
+	}
+	return c, nil
+}
+
+func (c *Cluster) start(ctx context.Context) error {
+	for _, m := range c.members {
+		if err := m.start(ctx); err != nil {
+			return err
+		}
+	}
+	var err error
+	if c.control, err = clientv3.New(c.ClientConfig()); err != nil {
+		return err
+	}
+	if c.client, err = clientv3.New(c.ClientConfig()); err != nil {
+		return err
+	}
+	// The connection is made by the first request, so this is where the client
+	// becomes ready too.
+	return errors.Join(ready(ctx, c.control), ready(ctx, c.client))
+}
+
+// ready waits for a linearizable answer: there is a leader, and it serves.
+func ready(ctx context.Context, client *clientv3.Client) error {
+	if _, err := client.Get(ctx, "ready", clientv3.WithCountOnly()); err != nil {
+		return fmt.Errorf("no answer: %w", err)
+	}
+	return nil
+}
+
+// Client returns a connected client that all callers share. The cluster closes
+// it.
+func (c *Cluster) Client() *clientv3.Client { return c.client }
+
+// Endpoints returns the addresses of the members, as host:port. They stay the
+// same for the life of the cluster.
+func (c *Cluster) Endpoints() []string {
+	endpoints := make([]string, len(c.members))
+	for i, m := range c.members {
+		endpoints[i] = m.Endpoint()
+	}
+	return endpoints
+}
+
+// ClientConfig returns a configuration for a client of one's own, who also
+// closes it. It reconnects within a quarter of a second, where etcd's default
+// would back off for seconds after a restart, and its logs go where the
+// server's go.
+func (c *Cluster) ClientConfig() clientv3.Config {
+	retry := backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 250 * time.Millisecond}
+	return clientv3.Config{
+		Endpoints: c.Endpoints(),
+		Logger:    c.logs.logger("client"),
+		DialOptions: []grpc.DialOption{
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}),
+		},
+	}
+}
+
+// NewClient returns a further client for the length of the test. Each function
+// may change its configuration before it is made; append to DialOptions rather
+// than setting it.
+func (c *Cluster) NewClient(t TB, adjust ...func(*clientv3.Config)) *clientv3.Client {
+	t.Helper()
+	config := c.ClientConfig()
+	for _, f := range adjust {
+		f(&config)
+	}
+	client, err := clientv3.New(config)
+	if err != nil {
+		t.Fatalf("embedded: new client: %v", err)
+		return nil
+	}
+	c.mu.Lock()
+	c.clients = append(c.clients, client)
+	c.mu.Unlock()
+	t.Cleanup(func() { _ = client.Close() }) // a second Close is harmless
+	return client
+}
+
+// Member returns a member by its index, which is 0 for the only one.
+func (c *Cluster) Member(i int) *Member { return c.members[i] }
+
+// Logs returns what the members and the clients have logged so far, the newest
+// last. The oldest lines of a very long log are left out.
+func (c *Cluster) Logs() string { return c.logs.String() }
+
+// Lease is what Expire ends: a grant, a concurrency.Session, anything that lives
+// on a lease.
+type Lease interface{ Lease() clientv3.LeaseID }
+
+// Expire ends a lease as its expiry would, now: the server does with a revoked
+// lease exactly what it does with one that has run out, and its client learns
+// of it no earlier. All keys of the lease are gone when Expire returns, so
+// everything else that shares the lease has ended too. A lease that is gone
+// already is fine.
+func (c *Cluster) Expire(t TB, lease Lease) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
+	defer cancel()
+	if err := c.ExpireLease(ctx, lease.Lease()); err != nil {
+		t.Fatalf("%v", err)
+	}
+}
+
+// ExpireLease is Expire for a program, by the ID of the lease.
+func (c *Cluster) ExpireLease(ctx context.Context, id clientv3.LeaseID) error {
+	if id == clientv3.NoLease {
+		return errors.New("embedded: expire: no lease given")
+	}
+	if _, err := c.control.Revoke(ctx, id); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		return fmt.Errorf("embedded: expire lease %x: %w", id, err)
+	}
+	// A revoke is answered by one member after it has applied it. The keys are
+	// gone everywhere for whoever reads linearizably; the lease itself is asked
+	// for as a check of this very promise.
+	left, err := c.control.TimeToLive(ctx, id, clientv3.WithAttachedKeys())
+	if err != nil {
+		return fmt.Errorf("embedded: expire lease %x: %w", id, err)
+	}
+	if left.TTL != -1 || len(left.Keys) != 0 {
+		return fmt.Errorf("embedded: expire lease %x: still there with TTL %d and %d keys", id, left.TTL, len(left.Keys))
+	}
+	return nil
+}
+
+// Close ends the clients, the proxies and the members and removes the data,
+// unless Options.Dir said where to keep it. A second Close does nothing.
+func (c *Cluster) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	clients := slices.Concat(c.clients, []*clientv3.Client{c.client, c.control})
+	proxies := c.proxies
+	c.mu.Unlock()
+
+	// Clients first: a member that shuts down waits for their streams.
+	for _, client := range clients {
+		if client != nil {
+			_ = client.Close() // its only error is that it was closed already
+		}
+	}
+	for _, p := range proxies {
+		p.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	var errs []error
+	for _, m := range c.members {
+		errs = append(errs, m.close(ctx))
+	}
+	if c.tempDir != "" {
+		errs = append(errs, os.RemoveAll(c.tempDir))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("embedded: close: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,56 @@
+package embedded
+
+import "context"
+
+// Stop shuts members down, by index; member 0 when none is named. Data, port
+// and clients stay.
+func (c *Cluster) Stop(t TB, members ...int) {
+	t.Helper()
+	c.each(t, members, (*Member).Stop)
+}
+
+// Kill ends members at once, by index; member 0 when none is named. See
+// [Member.Kill] for what that means inside this process.
+func (c *Cluster) Kill(t TB, members ...int) {
+	t.Helper()
+	c.each(t, members, (*Member).Kill)
+}
+
+// Restart starts members again on their old data and port, by index; member 0
+// when none is named. A running one is stopped first.
+func (c *Cluster) Restart(t TB, members ...int) {
+	t.Helper()
+	c.each(t, members, (*Member).Restart)
+}
+
+// Pause stops members with their sockets open, by index; member 0 when none is
+// named. It needs Options.Process.
+func (c *Cluster) Pause(t TB, members ...int) {
+	t.Helper()
+	c.each(t, members, func(m *Member, _ context.Context) error { return m.Pause() })
+}
+
+// Resume continues paused members, by index; member 0 when none is named.
+func (c *Cluster) Resume(t TB, members ...int) {
+	t.Helper()
+	c.each(t, members, func(m *Member, _ context.Context) error { return m.Resume() })
+}
+
+func (c *Cluster) each(t TB, members []int, do func(*Member, context.Context) error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	if len(members) == 0 {
+		members = []int{0}
+	}
+	for _, i := range members {
+		if i < 0 || i >= len(c.members) {
+			t.Fatalf("embedded: there is no member %d, there are %d", i, len(c.members))
+			return
+		}
+		if err := do(c.members[i], ctx); err != nil {
+			t.Fatalf("%v", err)
+			return
+		}
+	}
+}

@@ -1,0 +1,39 @@
+// Package embedded runs an etcd for tests: inside the test binary, on a free
+// port of the loopback interface, ready within some tens of milliseconds.
+//
+//	func TestMine(t *testing.T) {
+//		etcd := embedded.Start(t, nil)
+//		client := etcd.Client()
+//		...
+//	}
+//
+// Everything is cleaned up when the test ends: clients, the member, its data.
+// What the server logged is shown only when the test has failed.
+//
+// # Time
+//
+// The member ticks every 10 ms and elects a leader after 50 ms, so that the
+// shortest lease that it grants is one second (with etcd's own defaults it
+// raises that to two). It does not wait for the disk. [Cluster.Expire] ends a
+// grant as the end of its lease would, without anybody waiting for a TTL.
+//
+// # Faults
+//
+// [Cluster.Stop] and [Cluster.Restart] keep the data and the port. A member in
+// a process of its own (Options.Process) can be stopped with its sockets open
+// ([Cluster.Pause]), continued and killed for real. [Cluster.Proxy] puts a TCP
+// proxy in front of the member that can be cut and healed. Package
+// [github.com/etcd-fence/etcd-fence/test/embedded/wire] counts, holds, drops
+// and repeats single requests of one client.
+//
+// # Process mode
+//
+// The child is the running binary started again: this package's init finds an
+// environment variable that [Start] has set, serves the member and exits before
+// main or TestMain is reached. So it works from every test binary and from
+// go run, with nothing to install. The inits of other packages may run first in
+// the child; one that opens ports or files there would do it twice. The child
+// ends when the parent does, however that ends. Unix only.
+//
+// The package does not import testing, so a program may link it too: see [Run].
+package embedded

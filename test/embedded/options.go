@@ -1,0 +1,56 @@
+package embedded
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+// Options changes what [Start] and [Run] set up. Nil is the same as the zero
+// value: one member inside this process, with data that is removed at the end.
+type Options struct {
+	// Dir is where the members keep their data. It is created when missing and
+	// never removed, so that a later cluster can start from the same data.
+	// Defaults to a new temporary directory that goes away with the cluster.
+	Dir string
+
+	// Process runs each member in a child process instead of in this one, which
+	// makes Pause, Resume and Kill the real thing. Unix only.
+	// Defaults to false.
+	Process bool
+
+	// Fsync makes the member wait for the disk as a real one does. A test gains
+	// nothing from it; a measurement may.
+	// Defaults to false.
+	Fsync bool
+
+	// Config is called with the configuration of each member just before it
+	// starts, also at each restart, for anything that has no option here. In
+	// process mode only numbers, strings and booleans can be changed: the rest
+	// does not reach the child, and changing it is refused.
+	// Defaults to no change.
+	Config func(*embed.Config)
+}
+
+// ErrUnsupported is returned for what a cluster of this kind, or this operating
+// system, cannot do: Pause without Options.Process, Options.Process on Windows.
+var ErrUnsupported = errors.New("embedded: not supported")
+
+func (o *Options) validate() error {
+	if o.Process && !processMode {
+		return fmt.Errorf("%w: Options.Process on %s (it needs a Unix)", ErrUnsupported, runtime.GOOS)
+	}
+	return nil
+}
+
+// TB is the part of testing.TB that this package uses. *testing.T, *testing.B,
+// *testing.F and the T of most test libraries satisfy it.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Failed() bool
+	Logf(format string, args ...any)
+	Fatalf(format string, args ...any)
+}

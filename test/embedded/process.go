@@ -1,0 +1,168 @@
+//go:build unix
+
+package embedded
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+const processMode = true
+
+// childEnv holds the childSpec in the environment of a child.
+const childEnv = "ETCD_FENCE_EMBEDDED_MEMBER"
+
+// childSpec tells the child what to run.
+type childSpec struct {
+	Dir      string
+	Endpoint string
+	Fsync    bool
+	Changes  map[string]any // what Options.Config changed, by field
+}
+
+// childReport is the one line that the child writes to its standard output.
+type childReport struct {
+	Error     string `json:",omitempty"`
+	PortTaken bool   `json:",omitempty"`
+}
+
+// process is a member in a child process.
+type process struct {
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	exited chan struct{} // closed once the child has been waited for
+	paused bool          // guarded by Member.mu
+}
+
+func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, error) {
+	changes, err := changedFields(m)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := json.Marshal(childSpec{Dir: m.dir, Endpoint: m.Endpoint(), Fsync: m.opts.Fsync, Changes: changes})
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), childEnv+"="+string(spec))
+	cmd.Stderr = logs
+	cmd.SysProcAttr = childAttributes()
+	cmd.WaitDelay = time.Second
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	// Not StdoutPipe: Wait would close it under the reader.
+	stdout, childStdout, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stdout = childStdout
+
+	p := &process{cmd: cmd, stdin: stdin, exited: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		defer close(p.exited)
+		// The death signal is sent when the thread that started the child ends,
+		// so that thread is kept for as long as the child lives.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		_ = childStdout.Close()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // how it ended is seen in its log
+		}
+	}()
+	if err := <-started; err != nil {
+		_ = stdout.Close()
+		return nil, err
+	}
+	report := make(chan error, 1)
+	go func() {
+		defer stdout.Close()
+		report <- readReport(stdout)
+	}()
+	select {
+	case err = <-report:
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		_ = p.kill(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return p, nil
+}
+
+func readReport(r io.Reader) error {
+	line, err := bufio.NewReader(r).ReadBytes('\n')
+	if err != nil {
+		return errors.New("the member's process ended while it started")
+	}
+	var report childReport
+	switch err := json.Unmarshal(line, &report); {
+	case err != nil:
+		return fmt.Errorf("the member's process said %q: %w", line, err)
+	case report.PortTaken:
+		return fmt.Errorf("%w: %s", errPortTaken, report.Error)
+	case report.Error != "":
+		return errors.New(report.Error)
+	}
+	return nil
+}
+
+func (p *process) stop(ctx context.Context) error {
+	if p.paused {
+		return p.kill(ctx)
+	}
+	_ = p.stdin.Close() // the child takes the end of its input for the order to stop
+	select {
+	case <-p.exited:
+		return nil
+	case <-ctx.Done():
+		return errors.Join(context.Cause(ctx), p.kill(context.WithoutCancel(ctx)))
+	}
+}
+
+func (p *process) kill(ctx context.Context) error {
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	_ = p.stdin.Close()
+	select {
+	case <-p.exited:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("killed, but not gone yet: %w", context.Cause(ctx))
+	}
+}
+
+func (p *process) pause() error {
+	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		return fmt.Errorf("embedded: pause: %w", err)
+	}
+	p.paused = true
+	return nil
+}
+
+func (p *process) resume() error {
+	if err := p.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		return fmt.Errorf("embedded: resume: %w", err)
+	}
+	p.paused = false
+	return nil
+}

@@ -1,0 +1,11 @@
+//go:build !unix
+
+package embedded
+
+import "context"
+
+const processMode = false
+
+func startProcess(context.Context, *Member, *logBuffer) (runner, error) {
+	return nil, ErrUnsupported
+}
