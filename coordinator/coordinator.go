@@ -1,0 +1,241 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/etcd-fence/etcd-fence/internal/etcdonce"
+)
+
+// Coordinator decides, through etcd, who may hold a lock now. One is enough for
+// a process; it is safe for use by any number of goroutines.
+type Coordinator struct {
+	client  *clientv3.Client
+	kv      clientv3.KV
+	lessor  clientv3.Lease
+	watcher clientv3.Watcher
+	opts    Options
+	keys    layout
+	log     *slog.Logger
+	now     clock
+
+	// callTimeout bounds one request, openTimeout the opening of a session.
+	callTimeout, openTimeout time.Duration
+
+	// base ends when the coordinator, or the client under it, is closed.
+	base context.Context
+	stop context.CancelFunc
+
+	mu         sync.Mutex
+	running    crew // functions under Do
+	background crew // goroutines of our own
+
+	closed  bool // nothing new begins
+	drained bool // no goroutine is started any more
+	current *session
+	opening *opening
+	queues  map[string]*queue // by directory
+}
+
+// New returns a coordinator that works through the client. It does no I/O:
+// call [Coordinator.Ping] to learn at start-up whether everything is in place.
+// The client stays the caller's, who closes it after the coordinator. Nil
+// options are the defaults.
+//
+// The client must be a plain one: if its KV, Lease or Watcher were replaced, by
+// the namespace package say, use [Options.Prefix] instead. It fails with
+// [ErrInvalidOption].
+func New(client *clientv3.Client, opts *Options) (*Coordinator, error) {
+	if client == nil {
+		return nil, fmt.Errorf("%w: no etcd client given", ErrInvalidOption)
+	}
+	if err := etcdonce.Check(client); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidOption, err)
+	}
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	c := &Coordinator{
+		client: client, kv: etcdonce.New(client), lessor: client.Lease, watcher: client.Watcher,
+		opts: o, keys: layout{o.Prefix}, log: o.Logger, now: systemClock,
+		callTimeout: min(max(o.TTL/2, time.Second), 5*time.Second),
+		openTimeout: 5 * time.Second,
+		queues:      make(map[string]*queue),
+	}
+	c.base, c.stop = context.WithCancel(client.Ctx())
+	return c, nil
+}
+
+// spawnLocked runs f in a goroutine that Close waits for. It does nothing and
+// returns false once Close has stopped waiting.
+func (c *Coordinator) spawnLocked(f func()) bool {
+	if c.drained {
+		return false
+	}
+	c.background.working++
+	go func() {
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.background.doneLocked()
+		}()
+		f()
+	}()
+	return true
+}
+
+// crew counts what is at work. Unlike a WaitGroup it may grow while somebody
+// waits for it to be idle.
+type crew struct {
+	working int
+	idle    chan struct{} // closed at 0, if anybody waits
+}
+
+func (w *crew) doneLocked() {
+	if w.working--; w.working == 0 && w.idle != nil {
+		close(w.idle)
+		w.idle = nil
+	}
+}
+
+// await waits until the crew is idle, or until ctx ends, and reports which.
+func (c *Coordinator) await(ctx context.Context, w *crew) bool {
+	c.mu.Lock()
+	if w.working == 0 {
+		c.mu.Unlock()
+		return true
+	}
+	if w.idle == nil {
+		w.idle = make(chan struct{})
+	}
+	idle := w.idle
+	c.mu.Unlock()
+	select {
+	case <-idle:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Ping reports whether this coordinator can do its work: etcd has a quorum, its
+// lease API works, the epoch record is in order, and the client's user may read
+// and write what lies under the prefix. It takes a lease if there is none yet.
+func (c *Coordinator) Ping(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("ping: %w", context.Cause(ctx))
+	}
+	s, err := c.session(ctx)
+	if err != nil {
+		return fmt.Errorf("ping: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	defer cancel()
+	// A transaction is checked for what it might do: this one does nothing, and
+	// fails unless every kind of request that locks need is permitted. A user
+	// who may read only part of locks/ would see the wrong key at the front of a
+	// queue.
+	probe := c.keys.locks() + "ping"
+	_, err = c.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(c.keys.epoch()), "=", 0)).
+		Then(clientv3.OpPut(probe, "", clientv3.WithLease(s.lease)), clientv3.OpPut(s.key, s.value, clientv3.WithLease(s.lease))).
+		Else(clientv3.OpTxn(
+			[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(s.key), "=", s.create)},
+			[]clientv3.Op{clientv3.OpGet(c.keys.locks(), clientv3.WithPrefix(), clientv3.WithCountOnly())},
+			[]clientv3.Op{clientv3.OpDelete(probe)})).
+		Commit()
+	if err != nil {
+		return fmt.Errorf("ping: user and permissions under %s: %w", c.keys.prefix, err)
+	}
+	return nil
+}
+
+// Close ends everything: nothing new is granted, waiters get [ErrClosed], and
+// the contexts of all grants end with [LostClosed]. Then it waits, until ctx
+// ends, for the functions under Do to return and their locks to be released.
+// Last it revokes the lease, which removes whatever is left.
+//
+// If ctx ends before etcd has confirmed that, Close goes on for
+// [Options.CleanupTimeout] and returns an [ErrUnsettled]: the locks are free
+// when the lease runs out, which nobody renews any more. The client is not
+// closed. A second Close waits for the first.
+func (c *Coordinator) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if !c.closed {
+		c.closed = true
+		for _, q := range c.queues {
+			for w := q.frontLocked(); w != nil; w = q.frontLocked() {
+				q.answerLocked(w, result{err: ErrClosed})
+			}
+			if q.stop != nil {
+				q.stop()
+			}
+			if e := q.entry; e != nil && e.grant != nil {
+				e.grant.loseLocked(LostClosed)
+			}
+		}
+	}
+	c.mu.Unlock()
+
+	c.await(ctx, &c.running)
+	c.mu.Lock()
+	s := c.current
+	c.mu.Unlock()
+	if s != nil {
+		s.end(LostClosed)
+	}
+	return c.drain(ctx)
+}
+
+// drain lets what runs in the background finish, and ends it when the time is
+// over.
+func (c *Coordinator) drain(ctx context.Context) error {
+	wait, cancel := graceful(ctx, c.opts.CleanupTimeout)
+	defer cancel()
+	clean := c.await(wait, &c.background)
+	c.stop()
+	c.mu.Lock()
+	c.drained = true
+	c.mu.Unlock()
+	c.await(context.WithoutCancel(ctx), &c.background)
+	if !clean {
+		return fmt.Errorf("close: %w: the lease was not confirmed to be revoked; it ends within its time to live", ErrUnsettled)
+	}
+	return nil
+}
+
+// graceful returns a context that ends a while after ctx does.
+func graceful(ctx context.Context, grace time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		time.AfterFunc(grace, func() { cancel(context.Cause(ctx)) })
+	})
+	return late, func() {
+		stop()
+		cancel(context.Canceled)
+	}
+}
+
+// codeOf is the gRPC code of an error of etcd's client, whose own error type
+// hides it from the status package.
+func codeOf(err error) codes.Code {
+	var e rpctypes.EtcdError
+	if errors.As(err, &e) {
+		return e.Code()
+	}
+	var st interface{ GRPCStatus() *status.Status }
+	if errors.As(err, &st) {
+		return st.GRPCStatus().Code()
+	}
+	return codes.Unknown
+}

@@ -1,0 +1,2 @@
+// Package coordinator decides, through etcd, who may hold a lock now.
+package coordinator

@@ -1,0 +1,167 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// epoch is the epoch record as it was read.
+type epoch struct {
+	record epochRecord
+	mod    int64
+}
+
+// readEpoch reads the epoch record. A prefix that nobody has used yet gets one;
+// a record that is missing from a used prefix was removed, or etcd was restored
+// to a time before it: a new one would start again at 0, and repeat tokens that
+// marks already hold.
+func (c *Coordinator) readEpoch(ctx context.Context) (epoch, error) {
+	resp, err := c.kv.Get(ctx, c.keys.epoch())
+	if err != nil {
+		return epoch{}, fmt.Errorf("read the epoch: %w", err)
+	}
+	if len(resp.Kvs) == 0 {
+		return c.createEpoch(ctx, resp.Header.ClusterId)
+	}
+	record, err := decodeEpoch(resp.Kvs[0])
+	if err != nil {
+		return epoch{}, err
+	}
+	if have := clusterHex(resp.Header.ClusterId); record.Cluster != have {
+		return epoch{}, &RestoredError{fmt.Sprintf("the epoch record names cluster %s, this is cluster %s", record.Cluster, have)}
+	}
+	return epoch{record, resp.Kvs[0].ModRevision}, nil
+}
+
+func (c *Coordinator) createEpoch(ctx context.Context, cluster uint64) (epoch, error) {
+	record := epochRecord{
+		Format: format, Cluster: clusterHex(cluster), RaftIndex: c.raftIndex(ctx),
+		By: c.opts.Identity, At: time.Now(),
+	}
+	empty := func(dir string) clientv3.Cmp {
+		return clientv3.Compare(clientv3.CreateRevision(dir).WithPrefix(), "=", 0)
+	}
+	resp, err := c.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(c.keys.epoch()), "=", 0),
+			empty(c.keys.sessions()), empty(c.keys.marks()), empty(c.keys.ops())).
+		Then(clientv3.OpPut(c.keys.epoch(), encode(record))).
+		Else(clientv3.OpGet(c.keys.epoch(), clientv3.WithCountOnly())).
+		Commit()
+	switch {
+	case err != nil:
+		return epoch{}, fmt.Errorf("create the epoch record: %w", err)
+	case resp.Succeeded:
+		return epoch{record, resp.Header.Revision}, nil
+	case resp.Responses[0].GetResponseRange().Count > 0:
+		return epoch{}, errEpochMoved // another process was first
+	}
+	return epoch{}, &RestoredError{fmt.Sprintf("there is no epoch record %s, though sessions or marks lie beside it", c.keys.epoch())}
+}
+
+// raftIndex asks the first endpoint that answers for its raft index; 0 if none
+// does. It is an anchor for detecting restores later: without it that detection
+// is weaker, so it is not worth failing for.
+func (c *Coordinator) raftIndex(ctx context.Context) uint64 {
+	for _, endpoint := range c.client.Endpoints() {
+		ctx, cancel := context.WithTimeout(ctx, time.Second)
+		status, err := c.client.Status(ctx, endpoint)
+		cancel()
+		if err == nil {
+			return status.RaftIndex
+		}
+	}
+	return 0
+}
+
+func clusterHex(id uint64) string { return strconv.FormatUint(id, 16) }
+
+// opening is one attempt to open a session, shared by all who need one.
+type opening struct {
+	done    chan struct{}
+	err     error
+	waiting int
+	cancel  context.CancelFunc
+}
+
+// session returns the coordinator's live session, opening one if there is none.
+// Opening is shared, and bounded by itself: the context of whoever happened to
+// come first must not decide for the others.
+func (c *Coordinator) session(ctx context.Context) (*session, error) {
+	for {
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return nil, ErrClosed
+		}
+		if s := c.current; s != nil {
+			c.mu.Unlock()
+			if s.trusted() {
+				return s, nil
+			}
+			continue // end has cleared it
+		}
+		o := c.opening
+		if o == nil {
+			o = c.startOpeningLocked()
+		}
+		o.waiting++
+		c.mu.Unlock()
+
+		select {
+		case <-o.done:
+			if o.err != nil {
+				return nil, o.err
+			}
+		case <-ctx.Done():
+			c.mu.Lock()
+			if o.waiting--; o.waiting == 0 {
+				o.cancel()
+				if c.opening == o {
+					c.opening = nil // whoever comes next starts anew
+				}
+			}
+			c.mu.Unlock()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (c *Coordinator) startOpeningLocked() *opening {
+	ctx, cancel := context.WithTimeout(c.base, c.openTimeout)
+	o := &opening{done: make(chan struct{}), cancel: cancel}
+	c.opening = o
+	c.spawnLocked(func() {
+		defer cancel()
+		s, err := c.open(ctx)
+		for tries := 1; errors.Is(err, errEpochMoved) && tries < 10; tries++ {
+			s, err = c.open(ctx)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.opening == o {
+			c.opening = nil
+		}
+		defer close(o.done)
+		switch {
+		case err != nil:
+			o.err = fmt.Errorf("open a session at etcd: %w", err)
+		case c.closed || c.current != nil:
+			// Nobody needs it: the coordinator was closed, or all who waited
+			// left and another attempt was first.
+			s.cancel(&sessionOver{LostClosed})
+			c.spawnLocked(s.bury)
+		default:
+			c.current = s
+			c.spawnLocked(s.watchClock)
+			c.spawnLocked(s.prove)
+			context.AfterFunc(c.base, func() { s.end(LostClosed) })
+			c.log.Info("session open", "lease", leaseHex(s.lease), "ttl", s.ttl, "epoch", s.epoch)
+		}
+	})
+	return o
+}

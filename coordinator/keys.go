@@ -1,0 +1,55 @@
+package coordinator
+
+import (
+	"net/url"
+	"strconv"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// layout is where things live under a prefix. The formats are golden: see
+// testdata/keys.golden.
+type layout struct{ prefix string }
+
+func (l layout) epoch() string    { return l.prefix + "epoch" }
+func (l layout) sessions() string { return l.prefix + "sessions/" }
+func (l layout) locks() string    { return l.prefix + "locks/" }
+func (l layout) marks() string    { return l.prefix + "marks/" }
+func (l layout) ops() string      { return l.prefix + "ops/" }
+
+func (l layout) session(lease clientv3.LeaseID) string {
+	return l.sessions() + leaseHex(lease)
+}
+
+// directory is the queue of a lock. Escaping the name keeps "a" and "a/b" from
+// sharing a prefix, and everything that a user types inside locks/.
+func (l layout) directory(lock string) string {
+	return l.locks() + url.PathEscape(lock) + "/"
+}
+
+// lockKey names one attempt to get one lock. The serial is never used twice
+// under a lease, so no key of this name can ever belong to another attempt.
+func lockKey(directory string, lease clientv3.LeaseID, serial uint64) string {
+	return directory + leaseHex(lease) + "-" + strconv.FormatUint(serial, 10)
+}
+
+func leaseHex(lease clientv3.LeaseID) string { return strconv.FormatInt(int64(lease), 16) }
+
+// leaf is the last segment of a lock key.
+func leaf(key string) string { return key[strings.LastIndexByte(key, '/')+1:] }
+
+// isLockKeyOf reports whether key has the form of a lock key of this lease.
+// Keys of other forms are never ours to delete.
+func (l layout) isLockKeyOf(lease clientv3.LeaseID, key string) bool {
+	rest, ok := strings.CutPrefix(key, l.locks())
+	if !ok || strings.Count(rest, "/") != 1 {
+		return false
+	}
+	serial, ok := strings.CutPrefix(leaf(rest), leaseHex(lease)+"-")
+	if !ok {
+		return false
+	}
+	n, err := strconv.ParseUint(serial, 10, 64)
+	return err == nil && strconv.FormatUint(n, 10) == serial
+}

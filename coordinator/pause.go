@@ -1,0 +1,31 @@
+package coordinator
+
+import (
+	"context"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// pause spaces out the attempts at something that has to succeed in the end.
+type pause struct{ policy *backoff.ExponentialBackOff }
+
+func newPause() pause {
+	return pause{backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(25*time.Millisecond),
+		backoff.WithMaxInterval(time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)}
+}
+
+// wait pauses, longer each time, and reports whether ctx still goes on.
+func (p pause) wait(ctx context.Context) bool {
+	t := time.NewTimer(p.policy.NextBackOff())
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,179 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// watchClock ends the session as soon as its trust window closes, whether or
+// not anything is heard from the network.
+func (s *session) watchClock() {
+	ticker := time.NewTicker(s.ttl / 20)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+			if !s.trusted() {
+				return
+			}
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// manyKeys is how many keys a session lists without a thought. One that holds
+// more lists them less often, so that the proof costs the same however many
+// locks there are.
+const manyKeys = 1000
+
+// prove proves the lease alive, over and over, and looks at its keys each time.
+// It runs beside the keepalive of etcd's session, because that one counts from
+// the arrival of an answer.
+func (s *session) prove() {
+	interval := proofInterval(s.ttl)
+	timer := time.NewTimer(interval)
+	defer timer.Stop()
+	listEvery, unlisted := 1, 0
+	for {
+		select {
+		case <-timer.C:
+		case <-s.ctx.Done():
+			return
+		}
+		next := interval
+		switch err := s.proveOnce(interval); {
+		case err == nil:
+			if unlisted++; unlisted >= listEvery {
+				if n, err := s.audit(interval); err == nil {
+					listEvery, unlisted = 1+n/manyKeys, 0
+				}
+			}
+			s.mu.Lock()
+			close(s.ticked)
+			s.ticked = make(chan struct{})
+			s.mu.Unlock()
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			reason := LostRevoked
+			if s.trustedFor() <= 0 {
+				reason = LostExpired
+			}
+			s.end(reason)
+			return
+		default:
+			next = interval / 8 // a proof is owed: try again soon
+		}
+		timer.Reset(next)
+	}
+}
+
+// proveOnce renews the lease. What counts is when the request was sent.
+func (s *session) proveOnce(bound time.Duration) error {
+	ctx, cancel := context.WithTimeout(s.ctx, bound)
+	defer cancel()
+	sent := s.c.now()
+	if _, err := s.c.lessor.KeepAliveOnce(ctx, s.lease); err != nil {
+		return err
+	}
+	s.proved(sent)
+	return nil
+}
+
+// audit compares the keys that hang on the lease with the keys that this
+// process knows of, and returns how many there are. A renewal that succeeds says
+// nothing of the keys: an operator can delete them, and a server can renew a
+// lease while it revokes it (etcd-io/etcd#14758).
+//
+// The list is not linearizable, so it only raises suspicions; a linearizable
+// request decides each of them.
+func (s *session) audit(bound time.Duration) (int, error) {
+	c := s.c
+	ctx, cancel := context.WithTimeout(s.ctx, bound)
+	defer cancel()
+
+	c.mu.Lock()
+	var expected []*entry
+	for _, e := range s.entries {
+		if e.create != 0 {
+			expected = append(expected, e)
+		}
+	}
+	c.mu.Unlock()
+
+	resp, err := c.lessor.TimeToLive(ctx, s.lease, clientv3.WithAttachedKeys())
+	if err != nil {
+		return 0, err
+	}
+	if resp.TTL < 0 {
+		return 0, nil // the next proof tells for certain
+	}
+	listed := make(map[string]bool, len(resp.Keys))
+	var strays []string
+	c.mu.Lock()
+	for _, k := range resp.Keys {
+		key := string(k)
+		listed[key] = true
+		if s.entries[key] == nil && c.keys.isLockKeyOf(s.lease, key) {
+			strays = append(strays, key)
+		}
+	}
+	c.mu.Unlock()
+
+	if !listed[s.key] {
+		if gone, err := s.missing(ctx, s.key, s.create); err != nil {
+			return 0, err
+		} else if gone {
+			s.end(LostKeyDeleted)
+			return 0, nil
+		}
+	}
+	for _, e := range expected {
+		if listed[e.key] {
+			continue
+		}
+		gone, err := s.missing(ctx, e.key, e.create)
+		if err != nil {
+			return 0, err
+		}
+		if gone {
+			c.lose(e, LostKeyDeleted)
+		}
+	}
+	for _, key := range strays {
+		if err := s.removeStray(ctx, key); err != nil {
+			return 0, err
+		}
+	}
+	return len(resp.Keys), nil
+}
+
+// missing decides whether the key of this create revision is gone.
+func (s *session) missing(ctx context.Context, key string, create int64) (bool, error) {
+	resp, err := s.c.kv.Get(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	return len(resp.Kvs) == 0 || resp.Kvs[0].CreateRevision != create, nil
+}
+
+// removeStray deletes a lock key of ours that nothing here knows of: the late
+// copy of an acquire, delivered after its lock had been released. Left alone it
+// would hold the lock for as long as the process lives. It cannot become known
+// any more, since a serial is never used again.
+func (s *session) removeStray(ctx context.Context, key string) error {
+	resp, err := s.c.kv.Get(ctx, key)
+	if err != nil || len(resp.Kvs) == 0 {
+		return err
+	}
+	create := resp.Kvs[0].CreateRevision
+	s.c.log.Warn("removing a lock key that nobody waits for", "key", key, "create_revision", create)
+	_, err = s.c.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(key), "=", create)).
+		Then(clientv3.OpDelete(key)).
+		Commit()
+	return err
+}

@@ -1,0 +1,495 @@
+package coordinator
+
+import (
+	"container/list"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+
+	"github.com/etcd-fence/etcd-fence/internal/etcdonce"
+	"github.com/etcd-fence/etcd-fence/revisionfence"
+)
+
+// queue is what this process knows and wants of one lock: who of its goroutines
+// waits, in order, and the one lock key that it has in etcd for all of them. It
+// goes by directory, because that is what etcd excludes by. It exists while
+// somebody holds or wants the lock.
+//
+// All that happens at etcd for a queue is done by one goroutine at a time, the
+// driver, step by step. It is not the goroutine of whoever wants the lock, so
+// that a caller who leaves does not cancel a request whose outcome would then
+// have to be found out. No driver runs while a lock is merely held.
+type queue struct {
+	c         *Coordinator
+	lock      string
+	directory string
+	pause     pause // between attempts that failed
+
+	// Guarded by Coordinator.mu.
+
+	waiters list.List // of *waiter
+	entry   *entry
+	driving bool
+	stop    context.CancelFunc // ends the driver's present wait
+	settled []chan struct{}    // closed when what a leaver left behind is gone, or wanted again
+	holder  Holder             // who owns the lock, if it is not this process
+	trouble error              // why the lock could not even be asked for, last time
+}
+
+// waiter is one goroutine that wants the lock.
+type waiter struct {
+	ctx    context.Context // whose values the grant keeps
+	reason string
+	try    bool
+	result chan result // buffered: delivering never blocks
+	place  *list.Element
+}
+
+type result struct {
+	grant *Grant
+	err   error
+}
+
+// startLocked makes the driver run, if it does not run already.
+func (q *queue) startLocked() {
+	if q.driving {
+		return
+	}
+	q.driving = true
+	if !q.c.spawnLocked(q.drive) {
+		q.driving = false
+	}
+}
+
+// joinLocked appends a waiter.
+func (q *queue) joinLocked(w *waiter) {
+	w.place = q.waiters.PushBack(w)
+	if e := q.entry; e == nil || e.grant == nil || e.lost != "" {
+		q.startLocked()
+	}
+}
+
+func (q *queue) frontLocked() *waiter {
+	if f := q.waiters.Front(); f != nil {
+		return f.Value.(*waiter)
+	}
+	return nil
+}
+
+// answerLocked takes a waiter out of the queue with its result.
+func (q *queue) answerLocked(w *waiter, r result) {
+	if w.place == nil {
+		return // has left
+	}
+	q.waiters.Remove(w.place)
+	w.place = nil
+	w.result <- r
+}
+
+// withdraw takes a waiter out that no longer wants the lock, unless it has been
+// answered already. The channel is closed once nothing of it is left at etcd.
+func (q *queue) withdraw(w *waiter) (left bool, settled <-chan struct{}) {
+	q.c.mu.Lock()
+	defer q.c.mu.Unlock()
+	if w.place == nil {
+		return false, nil
+	}
+	q.waiters.Remove(w.place)
+	w.place = nil
+	done := make(chan struct{})
+	if q.waiters.Len() > 0 || !q.driving {
+		close(done)
+		return true, done
+	}
+	q.settled = append(q.settled, done)
+	if q.stop != nil {
+		q.stop()
+	}
+	return true, done
+}
+
+// wanted reports whether anybody waits.
+func (q *queue) wanted() bool {
+	q.c.mu.Lock()
+	defer q.c.mu.Unlock()
+	return q.waiters.Len() > 0
+}
+
+// waiting returns a context that ends when nobody waits any more.
+func (q *queue) waiting() (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(q.c.base)
+	q.c.mu.Lock()
+	defer q.c.mu.Unlock()
+	if q.waiters.Len() == 0 {
+		cancel()
+	}
+	q.stop = cancel
+	return ctx, func() {
+		q.c.mu.Lock()
+		q.stop = nil
+		q.c.mu.Unlock()
+		cancel()
+	}
+}
+
+func (q *queue) drive() {
+	for q.step() {
+	}
+}
+
+// step does the next thing that is to be done, and reports whether there was one.
+func (q *queue) step() bool {
+	c := q.c
+	c.mu.Lock()
+	e, w := q.entry, q.frontLocked()
+	if e != nil && e.lost != "" {
+		q.entry = nil
+		c.mu.Unlock()
+		e.finishLost()
+		return true
+	}
+	if w != nil || e == nil {
+		for _, done := range q.settled {
+			close(done)
+		}
+		q.settled = nil
+	}
+	switch {
+	case e == nil && w == nil: // nothing left
+		q.driving = false
+		delete(c.queues, q.directory)
+		c.mu.Unlock()
+		return false
+	case e == nil:
+		c.mu.Unlock()
+		q.begin(w)
+	case e.grant == nil && w == nil: // nobody wants the key any more
+		c.mu.Unlock()
+		q.depart(e)
+	case e.grant == nil:
+		c.mu.Unlock()
+		q.await(e)
+	case !e.grant.leaving: // held
+		q.driving = false
+		c.mu.Unlock()
+		return false
+	case w == nil:
+		c.mu.Unlock()
+		q.depart(e)
+	default:
+		c.mu.Unlock()
+		q.handOn(e, w)
+	}
+	return true
+}
+
+// begin puts a lock key of this process into the queue at etcd.
+func (q *queue) begin(w *waiter) {
+	ctx, done := q.waiting()
+	defer done()
+	s, err := q.c.session(ctx)
+	if err != nil {
+		q.failed(ctx, w, err)
+		return
+	}
+	if w.try {
+		// A look first: most tries fail, and a read costs no proposal.
+		taken, err := q.look(ctx, s)
+		switch {
+		case err != nil:
+			q.failed(ctx, w, err)
+			return
+		case !taken.IsZero():
+			q.busy(w, taken)
+			return
+		}
+	}
+
+	q.c.mu.Lock()
+	e := q.newEntryLocked(s, w.reason)
+	q.entry = e
+	q.c.mu.Unlock()
+	enter := e.enter
+	if w.try {
+		enter = e.enterIfFree
+	}
+	at, err := enter()
+	if err == nil {
+		q.pause.policy.Reset()
+		if at.owner {
+			q.deliver(e)
+		} else if at.first != nil {
+			q.saw(holderOf(q.lock, s.epoch, at.first))
+		}
+		return
+	}
+	e.forget()
+	q.c.mu.Lock()
+	q.entry = nil
+	q.c.mu.Unlock()
+	switch {
+	case errors.Is(err, errTaken):
+		q.busy(w, holderOf(q.lock, s.epoch, at.first))
+	case errors.Is(err, errKeyGone), errors.Is(err, errSessionOver):
+		// Nothing is left of it: start afresh.
+	default:
+		q.failed(ctx, w, err)
+	}
+}
+
+// look asks who owns the lock now.
+func (q *queue) look(ctx context.Context, s *session) (Holder, error) {
+	ctx, cancel := context.WithTimeout(ctx, q.c.callTimeout)
+	defer cancel()
+	resp, err := q.c.kv.Do(ctx, q.head())
+	if err != nil {
+		return Holder{}, fmt.Errorf("look at lock %q: %w", q.lock, err)
+	}
+	if kvs := resp.Get().Kvs; len(kvs) > 0 {
+		return holderOf(q.lock, s.epoch, kvs[0]), nil
+	}
+	return Holder{}, nil
+}
+
+func (q *queue) busy(w *waiter, h Holder) {
+	q.c.mu.Lock()
+	defer q.c.mu.Unlock()
+	q.answerLocked(w, result{err: &BusyError{Lock: q.lock, Holder: h}})
+}
+
+// saw remembers who owns the lock, for those who ask.
+func (q *queue) saw(h Holder) {
+	q.c.mu.Lock()
+	defer q.c.mu.Unlock()
+	q.holder, q.trouble = h, nil
+}
+
+// failed deals with an error that left nothing behind: an error that waiting
+// cannot cure goes to the waiter, after any other the attempt is repeated for
+// as long as somebody waits.
+func (q *queue) failed(ctx context.Context, w *waiter, err error) {
+	if q.c.base.Err() != nil {
+		err = fmt.Errorf("%w, or its client was", ErrClosed)
+	} else if ctx.Err() != nil {
+		return // nobody waits: this is why
+	}
+	q.c.mu.Lock()
+	q.trouble, q.holder = err, Holder{}
+	if w.try || incurable(err) {
+		q.answerLocked(w, result{err: err})
+		q.c.mu.Unlock()
+		return
+	}
+	q.c.mu.Unlock()
+	q.c.log.Warn("lock not asked for yet", "lock", q.lock, "error", err)
+	q.pause.wait(ctx)
+}
+
+// incurable reports whether an error will be the same at the next attempt.
+func incurable(err error) bool {
+	if errors.Is(err, ErrClosed) || errors.Is(err, ErrRestored) || errors.Is(err, ErrFormat) ||
+		errors.Is(err, rpctypes.ErrNoSpace) {
+		return true
+	}
+	switch codeOf(err) {
+	case codes.InvalidArgument, codes.PermissionDenied, codes.Unauthenticated, codes.Unimplemented, codes.FailedPrecondition:
+		return true
+	}
+	return false
+}
+
+// deliver makes the first waiter the holder. The caller has seen, in a
+// linearizable answer, that the entry owns the lock.
+//
+// Step G1: not unless the trust window is open now. However long the answer
+// took, a handle whose time is already over is never returned.
+func (q *queue) deliver(e *entry) {
+	if !e.s.trusted() {
+		return
+	}
+	c := q.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := q.frontLocked()
+	if w == nil || e.lost != "" {
+		return // the next step sees to the key
+	}
+	token, err := revisionfence.New(q.lock, e.s.epoch, e.create)
+	if err != nil {
+		for w := q.frontLocked(); w != nil; w = q.frontLocked() {
+			q.answerLocked(w, result{err: fmt.Errorf("lock %q: %w", q.lock, err)})
+		}
+		return
+	}
+	q.holder, q.trouble = Holder{}, nil
+	e.grant = newGrant(e, token, w.ctx)
+	q.answerLocked(w, result{grant: e.grant})
+}
+
+// depart deletes the lock key: its grant was released, or nobody wants it.
+func (q *queue) depart(e *entry) {
+	s := e.s
+	for pause := newPause(); s.over() == nil; pause.wait(s.ctx) {
+		ctx, cancel := context.WithTimeout(s.ctx, q.c.callTimeout)
+		present, err := e.leave(ctx)
+		cancel()
+		switch {
+		case err == nil:
+			q.left(e, nil, present || e.asked)
+			return
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			s.end(LostRevoked)
+			return
+		case !etcdonce.Definite(err):
+			e.asked = true
+		}
+		q.c.log.Debug("lock key not deleted yet", "key", e.key, "error", err)
+	}
+}
+
+// finishLost ends a departure that the loss of the key, or the end of the
+// session, has overtaken.
+func (e *entry) finishLost() {
+	c, g := e.q.c, e.grant
+	if g == nil || !g.leaving {
+		return
+	}
+	over := e.s.over()
+	if over == nil || (over.reason != LostUnproven && over.reason != LostClosed) {
+		// etcd has said that the key, the session key or the lease is gone.
+		g.finish(released(g, e.lost, e.asked))
+		return
+	}
+	// The key goes with the lease, which is being revoked.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	unsettled := fmt.Errorf("release %s: %w: etcd has not confirmed that lease %s is revoked", g.token, ErrUnsettled, leaseHex(e.s.lease))
+	if !c.spawnLocked(func() {
+		<-e.s.buried
+		if c.base.Err() == nil {
+			unsettled = nil
+		}
+		g.finish(unsettled)
+	}) {
+		g.finish(unsettled)
+	}
+}
+
+// left ends a departure: next is the entry that took the old one's place, if
+// any, and held tells whether the old key was there to delete.
+func (q *queue) left(e, next *entry, held bool) {
+	q.c.mu.Lock()
+	delete(e.s.entries, e.key)
+	q.entry = next
+	g := e.grant
+	q.c.mu.Unlock()
+	if g != nil {
+		g.finish(released(g, LostKeyDeleted, held))
+	}
+}
+
+// released is what a releaser is told.
+func released(g *Grant, reason LostReason, held bool) error {
+	if held {
+		return nil
+	}
+	lost := &LostError{Token: g.token, Reason: reason, At: time.Now()}
+	return fmt.Errorf("release %s: %w: %w", g.token, ErrNotHeld, lost)
+}
+
+// handOn gives the lock up and takes a new place for the next waiter, in one
+// transaction. The new key stands at the end of the queue, so that processes
+// take turns however many goroutines each of them has, and its create revision
+// is a new, larger token.
+//
+// Step H1: the old key is compared by its create revision, which is true of at
+// most one copy of the request. Step H2: the session key must be the session's
+// own: no new key for a session that was ended. Step H3: the new key must not
+// exist yet.
+func (q *queue) handOn(old *entry, w *waiter) {
+	c, s := q.c, old.s
+	if !s.trusted() {
+		return // the next step sees that the entry is lost
+	}
+	c.mu.Lock()
+	next := q.newEntryLocked(s, w.reason)
+	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(s.ctx, c.callTimeout)
+	defer cancel()
+	resp, err := c.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(old.key), "=", old.create),
+			clientv3.Compare(clientv3.CreateRevision(s.key), "=", s.create),
+			clientv3.Compare(clientv3.CreateRevision(next.key), "=", 0)).
+		Then(clientv3.OpDelete(old.key), next.put(), q.head()).
+		Else(clientv3.OpGet(s.key, clientv3.WithKeysOnly()), clientv3.OpGet(next.key, clientv3.WithKeysOnly())).
+		Commit()
+	switch {
+	case errors.Is(err, rpctypes.ErrLeaseNotFound):
+		next.forget()
+		s.end(LostRevoked)
+	case err != nil && etcdonce.Definite(err):
+		// Nothing was applied. Without room for a put, a delete may still pass.
+		next.forget()
+		q.depart(old)
+	case err != nil:
+		q.settleHandOn(old, next)
+	case resp.Succeeded:
+		at := next.placed(resp.Header.Revision, resp.Responses[2].GetResponseRange().Kvs)
+		q.left(old, next, true)
+		if at.owner {
+			q.deliver(next)
+		} else {
+			q.saw(holderOf(q.lock, s.epoch, at.first))
+		}
+	case createRevision(resp.Responses[0].GetResponseRange().Kvs) != s.create:
+		next.forget()
+		s.end(LostKeyDeleted)
+	case createRevision(resp.Responses[1].GetResponseRange().Kvs) != 0:
+		next.placed(createRevision(resp.Responses[1].GetResponseRange().Kvs), nil)
+		q.left(old, next, true)
+	default:
+		next.forget()
+		q.left(old, nil, false)
+	}
+}
+
+// settleHandOn finds out what became of a hand-on that got no clear answer. It
+// needs no put of the session key: once the old key is gone, no copy of the
+// hand-on can apply.
+func (q *queue) settleHandOn(old, next *entry) {
+	c, s := q.c, old.s
+	old.asked = true
+	for pause := newPause(); ; pause.wait(s.ctx) {
+		if s.over() != nil {
+			next.forget()
+			return
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, c.callTimeout)
+		resp, err := c.kv.Txn(ctx).
+			If(clientv3.Compare(clientv3.CreateRevision(old.key), "=", old.create)).
+			Then(clientv3.OpDelete(old.key)).
+			Else(clientv3.OpGet(next.key, clientv3.WithKeysOnly())).
+			Commit()
+		cancel()
+		if err != nil {
+			continue
+		}
+		create := int64(0)
+		if !resp.Succeeded {
+			create = createRevision(resp.Responses[0].GetResponseRange().Kvs)
+		}
+		if create == 0 {
+			next.forget()
+			q.left(old, nil, true)
+			return
+		}
+		next.placed(create, nil)
+		q.left(old, next, true)
+		return
+	}
+}

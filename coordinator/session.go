@@ -1,0 +1,257 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+// session is one lease of this process, and all that hangs on it. It begins
+// when its session key has been created under the present epoch, and is over
+// for good as soon as anything casts doubt on it.
+type session struct {
+	c      *Coordinator
+	lease  clientv3.LeaseID
+	ttl    time.Duration // as granted
+	epoch  uint16
+	key    string
+	value  string
+	create int64                // create revision of the session key: never changes
+	inner  *concurrency.Session // keeps the lease alive; decides nothing
+
+	// ctx ends when the session is over, with its reason as the cause. It ends
+	// only through end, so that nothing can outlive its session unnoticed.
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// buried is closed when etcd is known to have no such lease any more, or
+	// nobody is left to ask.
+	buried chan struct{}
+
+	// mu guards the trust window and the fence that acquires compare with.
+	mu     sync.Mutex
+	proof  instant // when the last proof that succeeded was SENT
+	mod    int64   // mod revision of the session key: rises with each settle
+	ticked chan struct{}
+
+	// Guarded by Coordinator.mu.
+	serial  uint64
+	entries map[string]*entry // lock keys whose fate is not known to be "gone"
+
+	settling settler
+}
+
+// margin is what the trust window stays short of the lease, for clocks that do
+// not run at the same rate, and for the time between a look at the clock and
+// what is done after it.
+func margin(ttl time.Duration) time.Duration { return min(ttl/10, time.Second) }
+
+// proofInterval is how often the lease is proven alive: often enough that two
+// proofs in a row may fail.
+func proofInterval(ttl time.Duration) time.Duration { return min(ttl/4, 2*time.Second) }
+
+// trustedFor is how long the session's locks may still be relied on, counted
+// from before the last proof was sent: the server cannot have started the
+// lease's time earlier than that, so it cannot have ended it by then. When an
+// answer arrived, or what the keepalive of [concurrency.Session] believes, says
+// nothing of the sort: an answer can lie in a socket for as long as the process
+// is stopped.
+func (s *session) trustedFor() time.Duration {
+	if s.over() != nil {
+		return 0
+	}
+	s.mu.Lock()
+	proof := s.proof
+	s.mu.Unlock()
+	return max(0, s.ttl-margin(s.ttl)-s.c.now().since(proof))
+}
+
+// trusted looks at the clock, and ends the session if its window has closed.
+func (s *session) trusted() bool {
+	if s.over() != nil {
+		return false
+	}
+	if s.trustedFor() > 0 {
+		return true
+	}
+	s.end(LostUnproven)
+	return false
+}
+
+// proved records a proof by the moment at which it was sent.
+func (s *session) proved(sent instant) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if sent.since(s.proof) > 0 {
+		s.proof = sent
+	}
+}
+
+// fence is what an acquire must find the session key's mod revision to be.
+func (s *session) fence() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mod
+}
+
+func (s *session) raiseFence(mod int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mod = max(s.mod, mod)
+}
+
+// tick is closed at the next proof; whoever waits then looks for itself.
+func (s *session) tick() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ticked
+}
+
+// sessionOver is the cause with which a session's context ends.
+type sessionOver struct{ reason LostReason }
+
+func (e *sessionOver) Error() string { return "the session is over: " + string(e.reason) }
+
+// over returns why the session ended, nil while it has not.
+func (s *session) over() *sessionOver {
+	var e *sessionOver
+	errors.As(context.Cause(s.ctx), &e)
+	return e
+}
+
+// end ends the session for good. Its grants are lost, whatever etcd says from
+// now on: a lease that comes back would revive handles that were told "lost".
+// So the lease must not live on either, or it would hold its locks for nobody:
+// renewal stops at once, and the lease is revoked until etcd confirms it.
+func (s *session) end(reason LostReason) {
+	c := s.c
+	c.mu.Lock()
+	if s.ctx.Err() != nil {
+		c.mu.Unlock()
+		return
+	}
+	s.cancel(&sessionOver{reason})
+	if c.current == s {
+		c.current = nil
+	}
+	for _, e := range s.entries {
+		c.loseLocked(e, reason)
+	}
+	if !c.spawnLocked(s.bury) {
+		close(s.buried)
+	}
+	c.mu.Unlock()
+	level := slog.LevelWarn
+	if reason == LostClosed {
+		level = slog.LevelInfo
+	}
+	c.log.Log(c.base, level, "session over", "lease", leaseHex(s.lease), "reason", string(reason))
+}
+
+// bury revokes the lease until it is known to be gone.
+func (s *session) bury() {
+	defer close(s.buried)
+	if s.inner != nil {
+		s.inner.Orphan()
+	}
+	c := s.c
+	for pause := newPause(); c.base.Err() == nil; {
+		ctx, cancel := context.WithTimeout(c.base, c.callTimeout)
+		_, err := c.lessor.Revoke(ctx, s.lease)
+		cancel()
+		if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			return
+		}
+		pause.wait(c.base)
+	}
+}
+
+// open begins a session.
+func (c *Coordinator) open(ctx context.Context) (*session, error) {
+	epoch, err := c.readEpoch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	sent := c.now()
+	granted, err := c.lessor.Grant(ctx, int64(c.opts.TTL/time.Second))
+	if err != nil {
+		return nil, fmt.Errorf("grant a lease: %w", err)
+	}
+	ttl := time.Duration(granted.TTL) * time.Second
+	if granted.ID == clientv3.NoLease || ttl <= 0 {
+		// A server that only looks like etcd: without leases there are no locks.
+		return nil, fmt.Errorf("%w: the server granted lease %d for %v", ErrFormat, granted.ID, ttl)
+	}
+	if ttl != c.opts.TTL {
+		c.log.Warn("etcd granted another TTL than was asked for", "asked", c.opts.TTL, "granted", ttl)
+	}
+	s := &session{
+		c: c, lease: granted.ID, ttl: ttl, epoch: epoch.record.Epoch,
+		key:     c.keys.session(granted.ID),
+		value:   encode(sessionRecord{Format: format, Identity: c.opts.Identity, Since: time.Now()}),
+		buried:  make(chan struct{}),
+		proof:   sent,
+		ticked:  make(chan struct{}),
+		entries: make(map[string]*entry),
+	}
+	s.settling.s = s
+	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(c.base))
+	s.inner, err = newInner(c.client, s.ctx, s.lease)
+	if err != nil {
+		s.abandon()
+		return nil, fmt.Errorf("keep lease %s alive: %w", leaseHex(s.lease), err)
+	}
+	if err := s.enrol(ctx, epoch.mod); err != nil {
+		s.abandon()
+		return nil, err
+	}
+	return s, nil
+}
+
+// newInner starts etcd's own session on the lease. Its context is the
+// session's: one that ended earlier would silently stop the renewal.
+func newInner(client *clientv3.Client, ctx context.Context, lease clientv3.LeaseID) (*concurrency.Session, error) {
+	inner, err := concurrency.NewSession(client, concurrency.WithLease(lease), concurrency.WithContext(ctx))
+	if err == nil && inner == nil {
+		err = errors.New("the client has stopped renewing leases")
+	}
+	return inner, err
+}
+
+// enrol creates the session key. Step E1: only under the epoch that was read.
+// A session that came into being while a recovery raised the epoch would issue
+// tokens of the old epoch after it.
+func (s *session) enrol(ctx context.Context, epochMod int64) error {
+	resp, err := s.c.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.ModRevision(s.c.keys.epoch()), "=", epochMod),
+			clientv3.Compare(clientv3.CreateRevision(s.key), "=", 0)).
+		Then(clientv3.OpPut(s.key, s.value, clientv3.WithLease(s.lease))).
+		Else(clientv3.OpGet(s.c.keys.epoch())).
+		Commit()
+	if err != nil {
+		return fmt.Errorf("create the session key: %w", err)
+	}
+	if !resp.Succeeded {
+		return errEpochMoved
+	}
+	s.create, s.mod = resp.Header.Revision, resp.Header.Revision
+	return nil
+}
+
+// errEpochMoved: the epoch record changed between two steps of opening a
+// session. Opening starts again.
+var errEpochMoved = errors.New("the epoch record changed meanwhile")
+
+// abandon gives up a session that never began.
+func (s *session) abandon() {
+	s.cancel(&sessionOver{LostClosed})
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	s.c.spawnLocked(s.bury)
+}

@@ -1,0 +1,225 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// nearFront is up to how many keys ahead a waiter watches the whole queue.
+// There, every event reaches every waiter; further back it watches only its
+// predecessor, so that a release does not wake a crowd.
+const nearFront = 8
+
+// await waits until the entry owns the lock, until nobody wants it any more, or
+// until its key or session is gone.
+func (q *queue) await(e *entry) {
+	ctx, done := q.waiting()
+	defer done()
+	defer context.AfterFunc(e.s.ctx, done)()
+
+	attempt := q.awaitNear
+	for pause := newPause(); ctx.Err() == nil; {
+		owner, err := attempt(ctx, e, pause)
+		switch {
+		case owner:
+			q.deliver(e)
+			return
+		case e.isLost():
+			return
+		case errors.Is(err, errFar):
+			attempt = q.awaitFar
+		case errors.Is(err, errNear):
+			attempt = q.awaitNear
+		case ctx.Err() == nil:
+			q.c.log.Debug("watching a queue anew", "directory", q.directory, "error", err)
+			pause.wait(ctx)
+		}
+	}
+}
+
+var (
+	errFar  = errors.New("far from the front of the queue")
+	errNear = errors.New("near the front of the queue")
+)
+
+func (e *entry) isLost() bool {
+	select {
+	case <-e.gone:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitNear watches the whole queue until the entry is at its front. It returns
+// when the entry owns the lock or is lost, with errFar, or with what went wrong
+// with the watch.
+func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+
+	// The watch comes first and the look second, so that nothing can happen
+	// between the two.
+	queue, err := q.watch(ctx, q.directory, clientv3.WithPrefix())
+	if err != nil {
+		return false, err
+	}
+	for {
+		v, err := q.readPlace(ctx, e, false)
+		switch {
+		case err != nil || v.owner || e.isLost():
+			return v.owner, err
+		case v.far:
+			return false, errFar
+		}
+		line := newLine(e.key, e.create, v.revision, v.front)
+		for decide := false; !decide; {
+			select {
+			case resp, ok := <-queue:
+				if err := watchErr(resp, ok); err != nil {
+					return false, err
+				}
+				pause.policy.Reset() // the watch works
+				decide = line.apply(resp.Events)
+			case <-e.s.tick():
+				// A watch can be silent though things happen: an event was lost,
+				// or a restored server waits for a revision of its future.
+				decide = true
+			case <-e.gone:
+				return false, nil
+			case <-ctx.Done():
+				return false, ctx.Err()
+			}
+		}
+	}
+}
+
+// awaitFar watches the own key and the one before it, until that one goes.
+func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	own, err := q.watch(ctx, e.key)
+	if err != nil {
+		return false, err
+	}
+	for {
+		v, err := q.readPlace(ctx, e, true)
+		switch {
+		case err != nil || v.owner || e.isLost():
+			return v.owner, err
+		case !v.far:
+			return false, errNear
+		}
+		if err := q.awaitOne(ctx, e, v.before, own); err != nil {
+			return false, err
+		}
+		pause.policy.Reset()
+	}
+}
+
+// awaitOne waits until the key before the own one is deleted, or something else
+// makes it necessary to look again.
+func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clientv3.WatchChan) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	watch, err := q.watch(ctx, before)
+	if err != nil {
+		return err
+	}
+	// It may have gone before the watch began.
+	if v, err := q.readPlace(ctx, e, true); err != nil || v.before != before {
+		return err
+	}
+	select {
+	case resp, ok := <-watch:
+		return watchErr(resp, ok)
+	case resp, ok := <-own:
+		return watchErr(resp, ok)
+	case <-e.s.tick():
+		return nil
+	case <-e.gone:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// watch opens a watch from now on and waits until the server has it.
+func (q *queue) watch(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.WatchChan, error) {
+	// A member that is cut off from its leader must say so, not be silent.
+	ctx = clientv3.WithRequireLeader(ctx)
+	w := q.c.watcher.Watch(ctx, key, append(opts, clientv3.WithCreatedNotify())...)
+	select {
+	case resp, ok := <-w:
+		if err := watchErr(resp, ok); err != nil {
+			return nil, err
+		}
+		return w, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func watchErr(resp clientv3.WatchResponse, ok bool) error {
+	if !ok {
+		return errors.New("the watch ended")
+	}
+	return resp.Err()
+}
+
+// view is what one linearizable look at the queue showed.
+type view struct {
+	owner    bool
+	far      bool // more than nearFront keys stand ahead
+	revision int64
+	front    []*mvccpb.KeyValue // the first keys, at most nearFront+2
+	before   string             // the key just ahead, if it was asked for
+}
+
+// readPlace is the one read that decides whether the entry owns the lock.
+//
+// Step D1: the own key is there, with the create revision that is the token.
+// Step D2: it is the first. Step D3: the session key is the session's own, so
+// that a key which a restore brought back grants nothing.
+func (q *queue) readPlace(ctx context.Context, e *entry, before bool) (view, error) {
+	s := e.s
+	ops := []clientv3.Op{
+		clientv3.OpGet(s.key, clientv3.WithKeysOnly()),
+		clientv3.OpGet(e.key, clientv3.WithKeysOnly()),
+		clientv3.OpGet(q.directory, clientv3.WithPrefix(), clientv3.WithMaxCreateRev(e.create),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(nearFront+2)),
+	}
+	if before {
+		ops = append(ops, clientv3.OpGet(q.directory, clientv3.WithPrefix(), clientv3.WithMaxCreateRev(e.create-1),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(1), clientv3.WithKeysOnly()))
+	}
+	ctx, cancel := context.WithTimeout(ctx, q.c.callTimeout)
+	defer cancel()
+	resp, err := q.c.kv.Txn(ctx).Then(ops...).Commit()
+	if err != nil {
+		return view{}, fmt.Errorf("read the queue %s: %w", q.directory, err)
+	}
+	answer := func(i int) []*mvccpb.KeyValue { return resp.Responses[i].GetResponseRange().Kvs }
+	switch {
+	case createRevision(answer(0)) != s.create:
+		s.end(LostKeyDeleted)
+		return view{}, nil
+	case createRevision(answer(1)) != e.create:
+		q.c.lose(e, LostKeyDeleted)
+		return view{}, nil
+	}
+	v := view{revision: resp.Header.Revision, front: answer(2)}
+	v.owner = string(v.front[0].Key) == e.key
+	v.far = len(v.front) > nearFront+1
+	if before && len(answer(3)) > 0 {
+		v.before = string(answer(3)[0].Key)
+	}
+	if !v.owner {
+		q.saw(holderOf(q.lock, s.epoch, v.front[0]))
+	}
+	return v, nil
+}
