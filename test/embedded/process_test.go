@@ -3,8 +3,13 @@
 package embedded_test
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -45,5 +50,59 @@ func TestConfigThatCannotBeHandedOverIsRefused(t *testing.T) {
 	}})
 	if !errors.Is(err, embedded.ErrUnsupported) {
 		t.Errorf("a function for a child: %v", err)
+	}
+}
+
+const parentEnv = "EMBEDDED_TEST_PARENT"
+
+// TestTheMemberEndsWithItsParent kills a process that has a member, also one
+// that is paused and so cannot notice anything by itself.
+func TestTheMemberEndsWithItsParent(t *testing.T) {
+	if mode := os.Getenv(parentEnv); mode != "" {
+		etcd := embedded.Start(t, &embedded.Options{Process: true})
+		if mode == "paused" {
+			etcd.Pause(t)
+		}
+		fmt.Println("endpoint", etcd.Endpoints()[0])
+		select {}
+	}
+	for _, mode := range []string{"running", "paused"} {
+		t.Run(mode, func(t *testing.T) {
+			ctx := bounded(t)
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(ctx, self, "-test.run=^TestTheMemberEndsWithItsParent$")
+			cmd.Env = append(os.Environ(), parentEnv+"="+mode)
+			stdout, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			var endpoint string
+			for lines := bufio.NewScanner(stdout); endpoint == "" && lines.Scan(); {
+				endpoint, _ = strings.CutPrefix(lines.Text(), "endpoint ")
+				if endpoint == lines.Text() {
+					endpoint = ""
+				}
+			}
+			if endpoint == "" || !listening(endpoint) {
+				t.Fatalf("no member at %q", endpoint)
+			}
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait()
+			for listening(endpoint) {
+				select {
+				case <-ctx.Done():
+					t.Fatal("the member has outlived its parent")
+				case <-time.After(5 * time.Millisecond):
+				}
+			}
+		})
 	}
 }
