@@ -204,10 +204,13 @@ func (c *Coordinator) drain(ctx context.Context) error {
 	defer cancel()
 	clean := c.await(wait, &c.background)
 	c.stop()
-	c.mu.Lock()
-	c.drained = true
-	c.mu.Unlock()
-	c.await(context.WithoutCancel(ctx), &c.background)
+	for drained := false; !drained; {
+		c.await(context.WithoutCancel(ctx), &c.background)
+		c.mu.Lock()
+		drained = c.background.working == 0
+		c.drained = drained
+		c.mu.Unlock()
+	}
 	if !clean {
 		return fmt.Errorf("close: %w: the lease was not confirmed to be revoked; it ends within its time to live", ErrUnsettled)
 	}

@@ -1,2 +1,116 @@
-// Package coordinator decides, through etcd, who may hold a lock now.
+// Package coordinator decides, through etcd, who may hold a lock now, and gives
+// each holder the fencing token that a guard at the resource enforces.
+//
+//	c, err := coordinator.New(client, nil)
+//	...
+//	err = c.Do(ctx, "orders/42", func(ctx context.Context, g *coordinator.Grant) error {
+//		kv, err := guard.KV(g) // etcdguard: every write carries g's token
+//		...
+//	}, coordinator.Raise(barriers...))
+//
+// # Guarantees
+//
+// Every later grant of a lock carries a larger token than every earlier one,
+// whichever process it went to, across restarts of processes and members,
+// leader changes, compaction and defragmentation. More exactly: if one grant was
+// returned before another was asked for, its token is the smaller; and no token
+// is returned twice.
+//
+// While etcd's own clocks do not fail, no two grants of a lock are held at once:
+// a grant ends by its holder's clock before etcd ends the lease.
+//
+// A caller that got no clear answer from etcd is not told that it holds the
+// lock. What its request may have left behind is removed, or goes with the
+// lease; see "Outcomes" below.
+//
+// A handle that was lost or released stays so.
+//
+// # What this does not guarantee
+//
+// That the holder is still the holder when its write arrives. A process can be
+// paused between looking at [Grant.Err] and writing, for longer than any lease;
+// a request can lie in a network. No lock can prevent that. The token can, if
+// the resource compares it in the same step as the write: use a guard, or
+// [Grant.Fence] for data in the same etcd. Where a resource compares nothing, a
+// token in a log line protects nothing.
+//
+// That a lock is free as soon as its holder has died. It is when etcd has ended
+// the lease, which a leader change starts anew.
+//
+// That a restore of etcd from a backup is always noticed. Revisions go back
+// then, and tokens could repeat. A cluster of another ID, and a prefix without
+// its epoch record, are refused with [ErrRestored].
+//
+// That the order of waiters in different processes is the order in which they
+// asked. Within a process it is; processes take turns.
+//
+// # The token
+//
+// It is the create revision of the lock key: see package revisionfence for what
+// is not a token. A process has one lock key in the queue of a lock, however
+// many of its goroutines want it. The key with the smallest create revision
+// owns the lock, which is also the rule of concurrency.Mutex and of
+// "etcdctl lock": they and this package exclude each other where they share a
+// directory. When the lock goes to another goroutine of the same process, one
+// transaction deletes the key and puts another at the end of the queue.
+//
+// Keys in the directory of a lock that this package did not make are respected
+// and never deleted. One without a lease holds the lock until somebody deletes
+// it; a [BusyError] names it.
+//
+// # Sessions and the trust window
+//
+// All grants of a coordinator hang on one lease, kept alive by a session of
+// etcd's concurrency package. That alone would not do: such a session can believe
+// for a whole TTL after a pause that its lease lives. So the lease is also proven
+// alive, every quarter of its TTL and at least every two seconds, and may be
+// relied on until
+//
+//	the moment before the last successful proof was sent + granted TTL − margin
+//
+// where the margin is a tenth of the TTL, at most a second. Elapsed time is the
+// larger of the monotonic clock and one that counts time asleep. The clock is
+// looked at every twentieth of the TTL, and at each call on a [Grant]. When an
+// answer arrived plays no part in it.
+//
+// With each proof the coordinator also looks at the keys that hang on the
+// lease: a renewal that succeeds does not prove that they are there. A lock key
+// that an operator deleted ends its grant with [LostKeyDeleted] within one such
+// interval.
+//
+// A session whose window closed, or whose key is gone, is over for good: its
+// grants are lost, waiters queue anew with the next session, and the lease is
+// revoked until etcd confirms it, so that a lock is not kept for nobody.
+//
+// # Outcomes
+//
+// Transactions are sent once, where clientv3 alone might send a write again
+// without telling. An acquire without a clear answer is settled: one transaction
+// moves the session key's mod revision, which every acquire compares, so that no
+// copy still under way can apply, and deletes or adopts the lock key. If a
+// caller's context ends before that, it gets [ErrUnsettled] and the settling
+// goes on without it.
+//
+// # What etcd holds
+//
+//	PREFIXepoch                              the epoch record
+//	PREFIXsessions/LEASE                     a session, on its lease
+//	PREFIXlocks/NAME/LEASE-SERIAL            a place in a queue, on the lease
+//
+// with the lease in hexadecimal and the name escaped as in a URL path segment.
+// Values are JSON with a format number. A record with a larger number is refused
+// with [ErrFormat].
+//
+// # Costs
+//
+// An acquire without contention is one request and one raft proposal, a release
+// the same; handing a lock on inside a process is one of each for both. A lock
+// that passes to another process costs that one a watch event and a read.
+// Waiting costs one goroutine, the caller's own, and one read for each process,
+// lock and proof interval.
+//
+// # Errors
+//
+// All errors are matched with errors.Is and errors.As: see the variables below.
+// Errors of etcd's client and the cause of an ended context can be matched too.
 package coordinator

@@ -122,7 +122,7 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 		}
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			s.end(LostRevoked)
+			s.leaseGone()
 			return place{}, errSessionOver
 		case err != nil && etcdonce.Definite(err):
 			return place{}, err
@@ -211,24 +211,35 @@ func (e *entry) leave(ctx context.Context) (bool, error) {
 	return resp.Responses[0].GetResponseTxn().Succeeded, nil
 }
 
-// loseLocked marks the lock key as gone, and the grant that stood on it as lost.
-func (c *Coordinator) loseLocked(e *entry, reason LostReason) {
+// loseLocked marks the lock key as gone. If a grant stood on it, that is lost,
+// and returned for the log.
+func (c *Coordinator) loseLocked(e *entry, reason LostReason) (lost []*LostError) {
 	if e.lost != "" {
-		return
+		return nil
 	}
 	e.lost = reason
 	close(e.gone)
 	delete(e.s.entries, e.key)
 	if e.grant != nil {
-		e.grant.loseLocked(reason)
+		lost = e.grant.loseLocked(reason)
 	}
 	e.q.startLocked()
+	return lost
 }
 
 func (c *Coordinator) lose(e *entry, reason LostReason) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.loseLocked(e, reason)
+	lost := c.loseLocked(e, reason)
+	c.mu.Unlock()
+	c.logLost(lost)
+}
+
+// logLost is called without the lock: a log handler may take its time, or ask
+// the coordinator something.
+func (c *Coordinator) logLost(lost []*LostError) {
+	for _, e := range lost {
+		c.log.Warn("grant lost", "token", e.Token.String(), "reason", string(e.Reason))
+	}
 }
 
 // holder describes this entry as the holder of its lock.

@@ -141,27 +141,35 @@ func (c *Coordinator) startOpeningLocked() *opening {
 		for tries := 1; errors.Is(err, errEpochMoved) && tries < 10; tries++ {
 			s, err = c.open(ctx)
 		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.opening == o {
-			c.opening = nil
-		}
-		defer close(o.done)
-		switch {
-		case err != nil:
-			o.err = fmt.Errorf("open a session at etcd: %w", err)
-		case c.closed || c.current != nil:
-			// Nobody needs it: the coordinator was closed, or all who waited
-			// left and another attempt was first.
-			s.cancel(&sessionOver{LostClosed})
-			c.spawnLocked(s.bury)
-		default:
-			c.current = s
-			c.spawnLocked(s.watchClock)
-			c.spawnLocked(s.prove)
-			context.AfterFunc(c.base, func() { s.end(LostClosed) })
-			c.log.Info("session open", "lease", leaseHex(s.lease), "ttl", s.ttl, "epoch", s.epoch)
-		}
+		c.adopt(o, s, err)
 	})
 	return o
+}
+
+// adopt ends an attempt to open a session.
+func (c *Coordinator) adopt(o *opening, s *session, err error) {
+	c.mu.Lock()
+	if c.opening == o {
+		c.opening = nil
+	}
+	switch {
+	case err != nil:
+		o.err = fmt.Errorf("open a session at etcd: %w", err)
+	case c.closed || c.current != nil:
+		// Nobody needs it: the coordinator was closed, or all who waited left
+		// and another attempt was first.
+		s.cancel(&sessionOver{LostClosed})
+		c.spawnLocked(s.bury)
+	default:
+		c.current = s
+		c.spawnLocked(s.watchClock)
+		c.spawnLocked(s.prove)
+		s.unhook = context.AfterFunc(c.base, func() { s.end(LostClosed) })
+	}
+	close(o.done)
+	opened := c.current == s
+	c.mu.Unlock()
+	if opened && err == nil {
+		c.log.Info("session open", "lease", leaseHex(s.lease), "ttl", s.ttl, "epoch", s.epoch)
+	}
 }

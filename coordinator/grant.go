@@ -163,13 +163,13 @@ func (g *Grant) finish(err error) {
 }
 
 // loseLocked ends the grant, unless it has ended.
-func (g *Grant) loseLocked(reason LostReason) {
+func (g *Grant) loseLocked(reason LostReason) []*LostError {
 	if g.ctx.Err() != nil {
-		return
+		return nil
 	}
-	err := &LostError{Token: g.token, Reason: reason, At: time.Now()}
-	g.entry.q.c.log.Warn("grant lost", "token", g.token.String(), "reason", string(reason))
-	g.cancel(err)
+	lost := &LostError{Token: g.token, Reason: reason, At: time.Now()}
+	g.cancel(lost)
+	return []*LostError{lost}
 }
 
 // held is a chain of the grants that a context works under.

@@ -58,11 +58,7 @@ func (s *session) prove() {
 			s.ticked = make(chan struct{})
 			s.mu.Unlock()
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			reason := LostRevoked
-			if s.trustedFor() <= 0 {
-				reason = LostExpired
-			}
-			s.end(reason)
+			s.leaseGone()
 			return
 		default:
 			next = interval / 8 // a proof is owed: try again soon

@@ -279,6 +279,7 @@ func (q *queue) failed(ctx context.Context, w *waiter, err error) {
 		return // nobody waits: this is why
 	}
 	q.c.mu.Lock()
+	first := q.trouble == nil
 	q.trouble, q.holder = err, Holder{}
 	if w.try || incurable(err) {
 		q.answerLocked(w, result{err: err})
@@ -286,7 +287,9 @@ func (q *queue) failed(ctx context.Context, w *waiter, err error) {
 		return
 	}
 	q.c.mu.Unlock()
-	q.c.log.Warn("lock not asked for yet", "lock", q.lock, "error", err)
+	if first {
+		q.c.log.Warn("lock not asked for yet", "lock", q.lock, "error", err)
+	}
 	q.pause.wait(ctx)
 }
 
@@ -343,7 +346,7 @@ func (q *queue) depart(e *entry) {
 			q.left(e, nil, present || e.asked)
 			return
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
-			s.end(LostRevoked)
+			s.leaseGone()
 			return
 		case !etcdonce.Definite(err):
 			e.asked = true
@@ -431,7 +434,7 @@ func (q *queue) handOn(old *entry, w *waiter) {
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
 		next.forget()
-		s.end(LostRevoked)
+		s.leaseGone()
 	case err != nil && etcdonce.Definite(err):
 		// Nothing was applied. Without room for a put, a delete may still pass.
 		next.forget()

@@ -30,6 +30,7 @@ type session struct {
 	// only through end, so that nothing can outlive its session unnoticed.
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	unhook func() bool // from the end of the coordinator's base context
 	// buried is closed when etcd is known to have no such lease any more, or
 	// nobody is left to ask.
 	buried chan struct{}
@@ -140,8 +141,12 @@ func (s *session) end(reason LostReason) {
 	if c.current == s {
 		c.current = nil
 	}
+	if s.unhook != nil {
+		s.unhook()
+	}
+	var lost []*LostError
 	for _, e := range s.entries {
-		c.loseLocked(e, reason)
+		lost = append(lost, c.loseLocked(e, reason)...)
 	}
 	if !c.spawnLocked(s.bury) {
 		close(s.buried)
@@ -152,6 +157,16 @@ func (s *session) end(reason LostReason) {
 		level = slog.LevelInfo
 	}
 	c.log.Log(c.base, level, "session over", "lease", leaseHex(s.lease), "reason", string(reason))
+	c.logLost(lost)
+}
+
+// leaseGone ends the session because etcd does not know its lease.
+func (s *session) leaseGone() {
+	if s.trustedFor() > 0 {
+		s.end(LostRevoked)
+	} else {
+		s.end(LostExpired)
+	}
 }
 
 // bury revokes the lease until it is known to be gone.

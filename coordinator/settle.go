@@ -110,7 +110,7 @@ func (t *settler) once(batch []*unsettled) error {
 		Commit()
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
-		s.end(LostRevoked)
+		s.leaseGone()
 		return errSessionOver
 	case err != nil:
 		s.c.log.Debug("settling got no answer", "lease", leaseHex(s.lease), "keys", len(batch), "error", err)
