@@ -109,9 +109,8 @@ func markProperties() []Property {
 			check: reopenKeepsMarks,
 		},
 		{
-			Name:  "ResourcesAreIndependent",
-			Doc:   "one lock may guard many resources; what happened to one says nothing about another, however similar the names",
-			Needs: []Capability{Marks},
+			Name: "ResourcesAreIndependent",
+			Doc:  "one lock may guard many resources; what happened to one says nothing about another, however similar the names",
 			check: func(b *bench) {
 				s := b.open()
 				old := b.h.Grant(b, lock)

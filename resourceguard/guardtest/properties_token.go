@@ -118,21 +118,28 @@ func rejectsStaleToken(b *bench) {
 		_, err = s.Delete(b.ctx, w)
 		b.wantStale(err, w, t.new.Token, "Delete with the old token")
 	}
-	// Number by number and not as text: "9" is less than "10", and 0x7f… less
-	// than 0x80….
 	if b.h.realTokensOnly() {
 		return
 	}
-	for _, step := range []int64{9, 10, 99, 100, 1<<31 - 1, 1 << 31, 1 << 32, revisionfence.MaxRevision - 1} {
-		resource := b.h.Resource(b, fmt.Sprintf("stale by one %d", step), lock)
-		older, newer := b.forge(lock, 0, step), b.forge(lock, 0, step+1)
+	// Neighbours that a comparison of texts, of revisions without the epoch, or of
+	// rounded numbers gets wrong.
+	const top = revisionfence.MaxEpoch
+	for i, pair := range [][2]Grant{
+		{b.forge(lock, 0, 9), b.forge(lock, 0, 10)},
+		{b.forge(lock, 0, 99), b.forge(lock, 0, 100)},
+		{b.forge(lock, 0, 1<<31-1), b.forge(lock, 0, 1<<31)},
+		{b.forge(lock, 0, 1<<32-1), b.forge(lock, 0, 1<<32)},
+		{b.forge(lock, 0, revisionfence.MaxRevision), b.forge(lock, 1, 1)},
+		{b.forge(lock, 9, 7), b.forge(lock, 10, 3)},
+		{b.forge(lock, top, 1<<40), b.forge(lock, top, 1<<40+1)},
+		{b.forge(lock, top, revisionfence.MaxRevision-1), b.forge(lock, top, revisionfence.MaxRevision)},
+	} {
+		older, newer := pair[0], pair[1]
+		resource := b.h.Resource(b, fmt.Sprintf("stale by a little %d", i), lock)
+		b.put(s, older.Write(resource), "7")
 		b.put(s, newer.Write(resource), newValue)
 		_, err := s.Put(b.ctx, older.Write(resource), []byte("5"))
-		b.wantStale(err, older.Write(resource), newer.Token, "Put with a token lower by one")
-		next := b.forge(lock, 1, 1)
-		b.put(s, next.Write(resource), "9")
-		_, err = s.Put(b.ctx, newer.Write(resource), []byte("5"))
-		b.wantStale(err, newer.Write(resource), next.Token, "Put with a token of an earlier epoch and a larger revision")
+		b.wantStale(err, older.Write(resource), newer.Token, "Put with %s after %s", older.Token, newer.Token)
 	}
 }
 

@@ -1,0 +1,172 @@
+package guardtest_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/etcd-fence/etcd-fence/resourceguard/guardtest"
+)
+
+// broken is every defect that the kit must find, and the property that must name
+// it.
+var broken = []struct {
+	fault    fault
+	property string
+	form     modelHarness
+}{
+	{fault: "tokens are compared for equality", property: "AcceptsNewerAfterGap"},
+	{fault: "equal is refused", property: "AcceptsEqualToken"},
+	{fault: "stale is swallowed", property: "RejectsStaleToken"},
+	{fault: "stale is a time-out", property: "RejectsStaleToken"},
+	{fault: "stale does not say who won", property: "RejectsStaleToken"},
+	{fault: "tokens are compared as text", property: "RejectsStaleToken"},
+	{fault: "the epoch is ignored", property: "RejectsStaleToken"},
+	{fault: "marks are rounded to doubles", property: "RejectsStaleToken"},
+	{fault: "stale is applied", property: "StaleLeavesResourceUnchanged"},
+	{fault: "no token is accepted", property: "RejectsZeroToken"},
+	{fault: "another lock is accepted", property: "RejectsOtherLockEvenIfLarger"},
+	{fault: "the first token binds the resource", property: "RejectsOtherLockEvenIfLarger"},
+	{fault: "the ceiling is ignored", property: "RejectsImplausible"},
+	{fault: "the ceiling is looked at too late", property: "RejectsImplausible"},
+	{fault: "an ended grant is refused now and then", property: "EndedGrantAsDeclared"},
+	{fault: "the authority is asked for newer owners only", property: "EndedGrantAsDeclared", form: modelHarness{authority: true}},
+	{fault: "reads are not checked", property: "StaleReadRefused"},
+	{fault: "the mark is deleted with the value", property: "MarkSurvivesDelete"},
+	{fault: "a refused token becomes the mark", property: "MarkNeverLowered"},
+	{fault: "a barrier lowers the mark", property: "MarkNeverLowered"},
+	{fault: "a barrier does nothing", property: "AdvanceFencesBeforeFirstWrite"},
+	{fault: "an unreadable mark counts as none", property: "UnreadableMarkRefusesWrites"},
+	{fault: "an unreadable mark is not listed", property: "MarksListsAll"},
+	{fault: "a list that was cut off looks complete", property: "MarksListsAll"},
+	{fault: "marks are kept in the process", property: "ReopenKeepsMarks"},
+	{fault: "names are folded", property: "ResourcesAreIndependent"},
+	{fault: "equal is accepted against the policy", property: "RejectsEqualTokenByPolicy"},
+	{fault: "a barrier spends the write", property: "AdvanceLeavesTheOneWrite"},
+	{fault: "the owner is ignored", property: "OwnerMismatch"},
+	{fault: "operations are not looked up", property: "RepeatedOperationAppliesOnce"},
+	{fault: "operations share one name space", property: "RepeatedOperationAppliesOnce"},
+	{fault: "digests are ignored", property: "OperationWithOtherDigestRefused"},
+	{fault: "a known operation opens the door", property: "OperationNeverAdmitsOldToken"},
+	{fault: "a stale repetition says nothing", property: "StaleRepeatSaysApplied"},
+	{fault: "a replay holds nobody off", property: "RepeatByNewerOwnerFencesOlder"},
+	{fault: "a floor lowers the mark", property: "FloorRaisesAndIsAudited"},
+	{fault: "a floor does nothing", property: "FloorRaisesAndIsAudited"},
+	{fault: "a floor leaves no trace", property: "FloorRaisesAndIsAudited"},
+	{fault: "a floor needs no reason", property: "FloorRaisesAndIsAudited"},
+	{fault: "a poisoned mark stays", property: "FloorRepairsPoisonedMark"},
+	{fault: "the check is outside of the write", property: "CheckAndEffectAreOneStep"},
+	{fault: "the check is outside of the write", property: "CheckAndEffectAreOneStep", form: modelHarness{fast: true}},
+	{fault: "the check is outside of the write", property: "CheckAndEffectAreOneStep", form: modelHarness{authority: true}},
+	{fault: "the context is not looked at", property: "CancelledContext"},
+	{fault: "the outcome is not said", property: "OutcomeClassified"},
+	{fault: "a lost answer counts as not applied", property: "OutcomeClassified"},
+}
+
+func (f modelHarness) String() string {
+	name := strings.ReplaceAll(string(f.fault), " ", "_")
+	if f.fast {
+		name += ",races_only"
+	}
+	if f.authority {
+		name += ",authority_checked"
+	}
+	return name
+}
+
+func TestEachDefectFailsItsProperty(t *testing.T) {
+	for _, tt := range broken {
+		form := tt.form
+		form.fault = tt.fault
+		t.Run(form.String(), func(t *testing.T) {
+			findings := guardtest.Examine(t, func(*testing.T) guardtest.Harness { return form.new() }, tt.property)
+			if len(findings) != 1 {
+				t.Fatalf("there are %d properties called %s", len(findings), tt.property)
+			}
+			if len(findings[0].Failures) == 0 {
+				t.Errorf("%s holds", tt.property)
+			}
+			for _, failure := range findings[0].Failures {
+				t.Log(failure)
+			}
+		})
+	}
+}
+
+// TestSoundModelPasses shows that the defects above fail for what is broken and
+// not for what the model is.
+func TestSoundModelPasses(t *testing.T) {
+	for _, form := range []modelHarness{{}, {fast: true}, {authority: true}} {
+		t.Run("model"+form.String(), func(t *testing.T) {
+			guardtest.Run(t, func(*testing.T) guardtest.Harness { return form.new() })
+		})
+	}
+}
+
+func TestEachPropertyHasADefect(t *testing.T) {
+	for _, p := range guardtest.Properties() {
+		if !slices.ContainsFunc(broken, func(b struct {
+			fault    fault
+			property string
+			form     modelHarness
+		}) bool {
+			return b.property == p.Name
+		}) {
+			t.Errorf("no broken guard shows that %s can fail", p.Name)
+		}
+	}
+}
+
+func TestOnlyDeclaredLacksAreSkipped(t *testing.T) {
+	const why = "there is nowhere to keep results"
+	newHarness := func(*testing.T) guardtest.Harness {
+		h := modelHarness{}.new()
+		h.Lacks = map[guardtest.Capability]string{guardtest.Operations: why}
+		return h
+	}
+	for _, f := range guardtest.Examine(t, newHarness) {
+		about := strings.Contains(f.Property, "Operation") || strings.Contains(f.Property, "Repeat")
+		switch {
+		case about && !strings.Contains(f.Skipped, why):
+			t.Errorf("%s is about operations and was not skipped for the declared reason: %q", f.Property, f.Skipped)
+		case !about && f.Skipped != "":
+			t.Errorf("%s was skipped: %s", f.Property, f.Skipped)
+		}
+		if len(f.Failures) > 0 {
+			t.Errorf("%s: %q", f.Property, f.Failures)
+		}
+	}
+}
+
+func TestUndeclaredLackFails(t *testing.T) {
+	for name, spoil := range map[string]func(*guardtest.Harness){
+		"no way to corrupt a mark":       func(h *guardtest.Harness) { h.CorruptMark = nil },
+		"no way to read the audit trail": func(h *guardtest.Harness) { h.Reasons = nil },
+		"no grants":                      func(h *guardtest.Harness) { h.Grant = nil },
+		"authority without an end":       func(h *guardtest.Harness) { h.AuthorityChecked, h.EndGrant = true, nil },
+		"no reason given":                func(h *guardtest.Harness) { h.Lacks = map[guardtest.Capability]string{guardtest.Owners: ""} },
+		"no such capability":             func(h *guardtest.Harness) { h.Lacks = map[guardtest.Capability]string{"onwers": "a typing error"} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			findings := guardtest.Examine(t, func(*testing.T) guardtest.Harness {
+				h := modelHarness{}.new()
+				spoil(&h)
+				return h
+			}, "AcceptsEqualToken")
+			if len(findings[0].Failures) == 0 {
+				t.Error("the kit did not notice")
+			}
+		})
+	}
+}
+
+func TestExamineReportsAPanicAsAFailure(t *testing.T) {
+	findings := guardtest.Examine(t, func(*testing.T) guardtest.Harness {
+		h := modelHarness{}.new()
+		h.Open = func(guardtest.TB, guardtest.Config) guardtest.Subject { panic("out of order") }
+		return h
+	}, "AcceptsEqualToken")
+	if len(findings[0].Failures) != 1 || !strings.Contains(findings[0].Failures[0], "out of order") {
+		t.Errorf("findings are %+v", findings)
+	}
+}

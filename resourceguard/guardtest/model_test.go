@@ -1,0 +1,450 @@
+package guardtest_test
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"sync"
+
+	"github.com/etcd-fence/etcd-fence/resourceguard"
+	"github.com/etcd-fence/etcd-fence/resourceguard/guardtest"
+	"github.com/etcd-fence/etcd-fence/revisionfence"
+)
+
+// fault is one defect of a model guard. The empty fault is none.
+type fault string
+
+// model is a second guard in memory, with nothing of memguard in it but the rule,
+// so that each of its steps can be spoilt.
+type model struct {
+	fault  fault
+	config guardtest.Config
+	store  *modelStore
+	own    map[string]resourceguard.Stored // for marks kept in the wrong place
+}
+
+type modelStore struct {
+	mu      sync.Mutex
+	cells   map[string]*modelCell
+	locks   map[string]string
+	reasons map[string][]string
+
+	// The authority: the present grant of each lock, if it has not ended.
+	revision  int64
+	present   map[string]revisionfence.Token
+	authority bool
+}
+
+type modelCell struct {
+	value      []byte
+	exists     bool
+	stored     resourceguard.Stored
+	owner      string
+	operations map[string]modelOperation
+}
+
+type modelOperation struct {
+	digest []byte
+	result resourceguard.Result
+}
+
+func (m *model) is(faults ...fault) bool {
+	for _, f := range faults {
+		if m.fault == f {
+			return true
+		}
+	}
+	return false
+}
+
+// cell finds a resource; the store is locked.
+func (m *model) cell(resource string) *modelCell {
+	if m.is("names are folded") {
+		resource = strings.TrimSpace(strings.ToLower(resource))
+	}
+	c, ok := m.store.cells[resource]
+	if !ok {
+		c = &modelCell{stored: resourceguard.NoMark(), operations: make(map[string]modelOperation)}
+		m.store.cells[resource] = c
+	}
+	if m.is("marks are kept in the process") {
+		if s, ok := m.own[resource]; ok {
+			c.stored = s
+		} else {
+			c.stored = resourceguard.NoMark()
+		}
+	}
+	return c
+}
+
+func (m *model) setMark(resource string, c *modelCell, t revisionfence.Token, owner string) {
+	c.stored, c.owner = resourceguard.MarkOf(t), owner
+	m.own[resource] = c.stored
+}
+
+func (m *model) rule(resource string) resourceguard.Rule {
+	r := resourceguard.Rule{Lock: m.store.locks[resource], Policy: m.config.Policy, Ceiling: m.config.Ceiling}
+	if m.is("the ceiling is ignored") {
+		r.Ceiling = revisionfence.Token{}
+	}
+	if m.is("equal is accepted against the policy") {
+		r.Policy = resourceguard.AcceptEqual
+	}
+	return r
+}
+
+// admit is Rule.Admit with defects.
+func (m *model) admit(c *modelCell, w resourceguard.Write) (resourceguard.Decision, error) {
+	rule := m.rule(w.Resource)
+	if m.store.authority {
+		return m.askAuthority(w)
+	}
+	mark, ok, err := c.stored.Mark()
+	stale := &resourceguard.StaleError{Presented: w.Token, Accepted: mark}
+	switch {
+	case m.is("an unreadable mark counts as none") && err != nil:
+		c.stored = resourceguard.NoMark()
+	case m.is("tokens are compared for equality") && ok && mark != w.Token:
+		return 0, stale
+	case m.is("equal is refused") && ok && mark == w.Token:
+		return 0, stale
+	case m.is("another lock is accepted"):
+		rule.Lock = w.Token.Lock()
+		if ok && mark.Lock() != rule.Lock {
+			return resourceguard.Raise, nil
+		}
+	case m.is("the first token binds the resource") && !ok && err == nil:
+		rule.Lock = w.Token.Lock()
+	case m.is("no token is accepted") && w.Token.IsZero():
+		return resourceguard.Same, nil
+	case m.is("tokens are compared as text") && ok:
+		return ordered(strings.Compare(w.Token.String(), mark.String()), stale)
+	case m.is("the epoch is ignored") && ok:
+		return ordered(cmp.Compare(w.Token.Revision(), mark.Revision()), stale)
+	case m.is("marks are rounded to doubles") && ok:
+		return ordered(cmp.Compare(float64(w.Token.Int64()), float64(mark.Int64())), stale)
+	case m.is("an ended grant is refused now and then") && m.store.present[w.Token.Lock()] != w.Token && ok && mark == w.Token:
+		return 0, stale
+	}
+	return rule.Admit(c.stored, w.Token)
+}
+
+func ordered(order int, stale error) (resourceguard.Decision, error) {
+	if order < 0 {
+		return 0, stale
+	}
+	return resourceguard.Raise, nil
+}
+
+func (m *model) askAuthority(w resourceguard.Write) (resourceguard.Decision, error) {
+	if w.Token.IsZero() {
+		return 0, resourceguard.ErrNoToken
+	}
+	present := m.store.present[w.Token.Lock()]
+	if present == w.Token || m.is("the authority is asked for newer owners only") && present.IsZero() {
+		return resourceguard.Same, nil
+	}
+	return 0, &resourceguard.StaleError{Presented: w.Token, Accepted: present}
+}
+
+func (m *model) begin(ctx context.Context) error {
+	if ctx.Err() != nil && !m.is("the context is not looked at") {
+		return ctx.Err()
+	}
+	m.store.mu.Lock()
+	return nil
+}
+
+func (m *model) refuse(resource string, err error) error {
+	if err == nil || m.is("the outcome is not said") {
+		return resourceguard.WithOutcome(resourceguard.ForResource(resource, err), resourceguard.Unknown)
+	}
+	return resourceguard.ForResource(resource, err)
+}
+
+func (m *model) write(ctx context.Context, w resourceguard.Write, during func(), effect func(*modelCell)) (resourceguard.Result, error) {
+	if err := m.begin(ctx); err != nil {
+		return resourceguard.Result{}, err
+	}
+	defer m.store.mu.Unlock()
+	c := m.cell(w.Resource)
+	none := resourceguard.Result{}
+
+	saved, found := c.operations[w.Operation.ID]
+	if m.is("operations share one name space") {
+		for _, other := range m.store.cells {
+			if s, ok := other.operations[w.Operation.ID]; ok {
+				saved, found = s, true
+			}
+		}
+	}
+	found = found && w.Operation.ID != "" && !m.is("operations are not looked up")
+	same := bytes.Equal(saved.digest, w.Operation.Digest) || m.is("digests are ignored")
+	saved.result.Replayed = true
+	if found && same && m.is("a known operation opens the door") {
+		return saved.result, nil
+	}
+	mark, decision, err := m.rule(w.Resource).Advance(c.stored, w.Token)
+	if found && err == nil {
+		if !same {
+			return none, m.refuse(w.Resource, resourceguard.ErrOperationReused)
+		}
+		if decision == resourceguard.Raise && !m.is("a replay holds nobody off") {
+			m.setMark(w.Resource, c, mark, "")
+		}
+		return saved.result, nil
+	}
+
+	if m.is("the ceiling is looked at too late") && !w.Token.IsZero() && w.Token.Lock() == m.store.locks[w.Resource] {
+		if old, ok, _ := c.stored.Mark(); !ok || old.Int64() < w.Token.Int64() {
+			m.setMark(w.Resource, c, w.Token, w.Owner)
+		}
+	}
+	decision, err = m.admit(c, w)
+	if stale, ok := errors.AsType[*resourceguard.StaleError](err); ok {
+		if found && same && !m.is("a stale repetition says nothing") {
+			stale.Applied = &saved.result
+		}
+		switch {
+		case m.is("a refused token becomes the mark"):
+			m.setMark(w.Resource, c, w.Token, w.Owner)
+		case m.is("stale is swallowed"):
+			return none, nil
+		case m.is("stale is applied"):
+			effect(c)
+		case m.is("stale is a time-out"):
+			return none, context.DeadlineExceeded
+		case m.is("stale does not say who won"):
+			stale.Accepted = revisionfence.Token{}
+		}
+	}
+	if err != nil {
+		return none, m.refuse(w.Resource, err)
+	}
+	if old, ok, _ := c.stored.Mark(); ok && old == w.Token && !m.is("the owner is ignored") {
+		if err := resourceguard.CheckOwner(c.owner, w.Owner); err != nil {
+			return none, m.refuse(w.Resource, err)
+		}
+	}
+	if m.is("the check is outside of the write") {
+		m.store.mu.Unlock()
+		during()
+		m.store.mu.Lock()
+	} else {
+		during()
+	}
+	effect(c)
+	if decision == resourceguard.Raise {
+		m.setMark(w.Resource, c, w.Token, w.Owner)
+	} else if c.owner == "" {
+		c.owner = w.Owner
+	}
+	if m.is("the mark is deleted with the value") && !c.exists {
+		c.stored = resourceguard.NoMark()
+	}
+	result := resourceguard.Result{Mark: w.Token, Value: []byte("result of " + w.Operation.ID)}
+	if w.Operation.ID != "" {
+		c.operations[w.Operation.ID] = modelOperation{digest: w.Operation.Digest, result: result}
+	}
+	return result, nil
+}
+
+func (m *model) put(value []byte) func(*modelCell) {
+	return func(c *modelCell) { c.value, c.exists = value, true }
+}
+
+func (m *model) Put(ctx context.Context, w resourceguard.Write, value []byte) (resourceguard.Result, error) {
+	return m.write(ctx, w, func() {}, m.put(value))
+}
+
+func (m *model) Delete(ctx context.Context, w resourceguard.Write) (resourceguard.Result, error) {
+	return m.write(ctx, w, func() {}, func(c *modelCell) { c.value, c.exists = nil, false })
+}
+
+func (m *model) PutLosingAnswer(ctx context.Context, w resourceguard.Write, value []byte, apply bool) error {
+	lost := errors.New("the connection was lost")
+	if apply {
+		if _, err := m.Put(ctx, w, value); err != nil {
+			return err
+		}
+	}
+	if m.is("a lost answer counts as not applied") {
+		return resourceguard.WithOutcome(lost, resourceguard.NotApplied)
+	}
+	return resourceguard.WithOutcome(lost, resourceguard.Unknown)
+}
+
+func (m *model) Get(ctx context.Context, w resourceguard.Write) ([]byte, bool, error) {
+	if !m.is("reads are not checked") {
+		if err := m.Advance(ctx, w.Resource, w.Token); err != nil {
+			return nil, false, err
+		}
+	}
+	if err := m.begin(ctx); err != nil {
+		return nil, false, err
+	}
+	defer m.store.mu.Unlock()
+	c := m.cell(w.Resource)
+	return c.value, c.exists, nil
+}
+
+func (m *model) Advance(ctx context.Context, resource string, t revisionfence.Token) error {
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	defer m.store.mu.Unlock()
+	c := m.cell(resource)
+	mark, decision, err := m.rule(resource).Advance(c.stored, t)
+	if m.is("a barrier lowers the mark") && errors.Is(err, resourceguard.ErrStale) {
+		mark, decision, err = t, resourceguard.Raise, nil
+	}
+	if m.is("a barrier spends the write") && err == nil {
+		mark = t
+	}
+	if err == nil && decision == resourceguard.Raise && !m.is("a barrier does nothing") {
+		m.setMark(resource, c, mark, "")
+	}
+	return m.refuse(resource, err)
+}
+
+func (m *model) Mark(ctx context.Context, resource string) (revisionfence.Mark, bool, error) {
+	if err := m.begin(ctx); err != nil {
+		return revisionfence.Mark{}, false, err
+	}
+	defer m.store.mu.Unlock()
+	t, ok, err := m.cell(resource).stored.Mark()
+	return revisionfence.Mark{Resource: resource, Token: t}, ok, err
+}
+
+func (m *model) Marks(ctx context.Context) iter.Seq2[revisionfence.Mark, error] {
+	return func(yield func(revisionfence.Mark, error) bool) {
+		if err := m.begin(ctx); err != nil {
+			if !m.is("a list that was cut off looks complete") {
+				yield(revisionfence.Mark{}, err)
+			}
+			return
+		}
+		defer m.store.mu.Unlock()
+		for resource, c := range m.store.cells {
+			t, ok, err := c.stored.Mark()
+			if !ok && err == nil || err != nil && m.is("an unreadable mark is not listed") {
+				continue
+			}
+			if !yield(revisionfence.Mark{Resource: resource, Token: t}, err) {
+				return
+			}
+		}
+	}
+}
+
+func (m *model) SetFloor(ctx context.Context, f revisionfence.Mark, reason string) error {
+	if err := resourceguard.CheckReason(reason); err != nil && !m.is("a floor needs no reason") {
+		return m.refuse(f.Resource, err)
+	}
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	defer m.store.mu.Unlock()
+	c, rule := m.cell(f.Resource), m.rule(f.Resource)
+	if m.is("a poisoned mark stays") {
+		rule.Ceiling = revisionfence.Token{}
+	}
+	decision, err := rule.Floor(c.stored, f.Token)
+	if m.is("a floor lowers the mark") && errors.Is(err, resourceguard.ErrStale) {
+		decision, err = resourceguard.Raise, nil
+	}
+	if err != nil {
+		return m.refuse(f.Resource, err)
+	}
+	if decision == resourceguard.Raise && !m.is("a floor does nothing") {
+		m.setMark(f.Resource, c, f.Token, "")
+	}
+	if !m.is("a floor leaves no trace") {
+		m.store.reasons[f.Resource] = append(m.store.reasons[f.Resource], reason)
+	}
+	return nil
+}
+
+// slowModel is a model that can be held up.
+type slowModel struct{ *model }
+
+func (m slowModel) PutSlowly(ctx context.Context, w resourceguard.Write, value []byte, during func()) (resourceguard.Result, error) {
+	return m.write(ctx, w, during, m.put(value))
+}
+
+// modelHarness is a harness of a model in one of its forms.
+type modelHarness struct {
+	fault     fault
+	fast      bool // cannot be held up: races are all the kit has
+	authority bool // asks the authority
+}
+
+func (f modelHarness) new() guardtest.Harness {
+	store := &modelStore{
+		cells: make(map[string]*modelCell), locks: make(map[string]string), reasons: make(map[string][]string),
+		revision: 2, present: make(map[string]revisionfence.Token), authority: f.authority,
+	}
+	locked := func(fn func()) {
+		store.mu.Lock()
+		defer store.mu.Unlock()
+		fn()
+	}
+	h := guardtest.Harness{
+		Open: func(_ guardtest.TB, c guardtest.Config) guardtest.Subject {
+			m := &model{fault: f.fault, config: c, store: store, own: make(map[string]resourceguard.Stored)}
+			if f.fast {
+				return m
+			}
+			return slowModel{m}
+		},
+		Resource: func(_ guardtest.TB, name, lock string) string {
+			locked(func() { store.locks[name] = lock })
+			return name
+		},
+		Read: func(_ guardtest.TB, resource string) (value []byte, exists bool) {
+			m := &model{fault: f.fault, store: store}
+			locked(func() { c := m.cell(resource); value, exists = c.value, c.exists })
+			return value, exists
+		},
+		Grant: func(tb guardtest.TB, lock string) (g guardtest.Grant) {
+			locked(func() {
+				store.revision++
+				t, err := revisionfence.New(lock, 0, store.revision)
+				if err != nil {
+					tb.Fatalf("New: %v", err)
+				}
+				store.present[lock] = t
+				g = guardtest.Grant{Token: t, Owner: fmt.Sprint("owner ", store.revision)}
+			})
+			return g
+		},
+		EndGrant: func(_ guardtest.TB, g guardtest.Grant) {
+			locked(func() {
+				if store.present[g.Token.Lock()] == g.Token {
+					delete(store.present, g.Token.Lock())
+				}
+			})
+		},
+		CorruptMark: func(_ guardtest.TB, resource string) {
+			locked(func() { store.cells[resource].stored = resourceguard.Stored{} })
+		},
+		Reasons: func(_ guardtest.TB, resource string) (reasons []string) {
+			locked(func() { reasons = store.reasons[resource] })
+			return reasons
+		},
+	}
+	if f.authority {
+		h.AuthorityChecked = true
+		h.Lacks = map[guardtest.Capability]string{}
+		for _, c := range guardtest.Capabilities() {
+			if c != guardtest.Deletes && c != guardtest.Ceiling {
+				h.Lacks[c] = "the authority keeps it"
+			}
+		}
+	}
+	return h
+}
