@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"runtime"
 	"strings"
 	"sync"
 
@@ -258,7 +259,9 @@ func (m *model) put(value []byte) func(*modelCell) {
 }
 
 func (m *model) Put(ctx context.Context, w resourceguard.Write, value []byte) (resourceguard.Result, error) {
-	return m.write(ctx, w, func() {}, m.put(value))
+	// The scheduler may come in between, as it does in every backend that is not
+	// in the same process.
+	return m.write(ctx, w, runtime.Gosched, m.put(value))
 }
 
 func (m *model) Delete(ctx context.Context, w resourceguard.Write) (resourceguard.Result, error) {

@@ -14,11 +14,10 @@ import (
 )
 
 const (
-	// Rounds of competing writers: at least and at most, and none is begun once
-	// the time is over.
+	// Rounds of competing writers: at least, however slow the guard is, and none
+	// is begun once the time is over.
 	minRounds  = 4
-	maxRounds  = 100
-	roundsTime = 2 * time.Second
+	roundsTime = 500 * time.Millisecond
 
 	// meanwhile is how long a write is held up for a newer one to overtake it. A
 	// guard that makes the newer one wait makes the kit wait that long.
@@ -101,7 +100,7 @@ func wait(ctx context.Context, done <-chan struct{}, d time.Duration) {
 
 func (b *bench) rounds(s Subject, name string, round func(Subject, string)) {
 	start, n := time.Now(), 0
-	for ; n < maxRounds && !b.Failed() && (n < minRounds || time.Since(start) < roundsTime); n++ {
+	for ; !b.Failed() && (n < minRounds || time.Since(start) < roundsTime); n++ {
 		round(s, b.h.Resource(b, fmt.Sprintf("%s %d", name, n), lock))
 	}
 	b.Logf("%d rounds of kind %s in %v", n, name, time.Since(start).Round(time.Millisecond))

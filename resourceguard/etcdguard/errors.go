@@ -1,0 +1,51 @@
+package etcdguard
+
+import (
+	"errors"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/etcd-fence/etcd-fence/internal/etcdonce"
+	"github.com/etcd-fence/etcd-fence/resourceguard"
+)
+
+var (
+	// ErrUnfencedRead is a read that could show something other than what the
+	// holder may rely on: a serializable one, which a member answers from what it
+	// has, and one at a revision below the token, which is of somebody else's
+	// tenure.
+	ErrUnfencedRead = errors.New("read that no fence can cover")
+	// ErrProtectedKey is a write to the keys of the coordinator or of a lock. It
+	// would end, or forge, the grant that it is made under.
+	ErrProtectedKey = errors.New("write to the keys of a lock")
+	// ErrFormat is a record of the coordinator that this version cannot read.
+	ErrFormat = errors.New("unreadable record in etcd")
+)
+
+// classify attaches the outcome to an error of etcd or of a context.
+func classify(err error, readOnly bool) error {
+	if readOnly || etcdonce.Definite(err) {
+		return notApplied(err)
+	}
+	return resourceguard.WithOutcome(err, resourceguard.Unknown)
+}
+
+// notApplied is for what was refused here and never sent.
+func notApplied(err error) error {
+	return resourceguard.WithOutcome(err, resourceguard.NotApplied)
+}
+
+// unsupportedError is a call of clientv3.KV that cannot be fenced. Its code is
+// what clientv3's own KVs use for such a call.
+type unsupportedError struct{ what string }
+
+func (e *unsupportedError) Error() string { return "etcdguard: " + e.what }
+
+func (e *unsupportedError) Is(target error) bool { return target == errors.ErrUnsupported }
+
+func (e *unsupportedError) GRPCStatus() *status.Status {
+	return status.New(codes.Unimplemented, e.Error())
+}
+
+func (e *unsupportedError) Outcome() resourceguard.Outcome { return resourceguard.NotApplied }
