@@ -151,12 +151,24 @@ func (p *process) kill(ctx context.Context) error {
 	}
 }
 
+// pause returns when the child has stopped. The signal alone does not stop it:
+// its threads go on for as long as the scheduler lets them, and may answer.
 func (p *process) pause() error {
 	if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		return fmt.Errorf("embedded: pause: %w", err)
 	}
 	p.paused = true
-	return nil
+	for deadline := time.Now().Add(callTimeout); ; {
+		switch ok, err := stopped(p.cmd.Process.Pid); {
+		case err != nil:
+			return fmt.Errorf("embedded: pause: %w", err)
+		case ok:
+			return nil
+		case time.Now().After(deadline):
+			return errors.New("embedded: pause: the member does not stop")
+		}
+		time.Sleep(time.Millisecond) // the kernel tells only whoever waits for the child's end
+	}
 }
 
 func (p *process) resume() error {

@@ -1,6 +1,11 @@
 package embedded
 
-import "syscall"
+import (
+	"errors"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
 
 // childAttributes: a process group of its own keeps the terminal's Ctrl-C away
 // from the child, so that the parent can end it in order. The death signal is
@@ -8,4 +13,16 @@ import "syscall"
 // of its input.
 func childAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// stopped says whether all threads of a child have stopped. It leaves the
+// child's state for whoever waits for its end.
+func stopped(pid int) (bool, error) {
+	var info unix.Siginfo
+	for {
+		err := unix.Waitid(unix.P_PID, pid, &info, unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			return info.Signo != 0, err
+		}
+	}
 }

@@ -59,7 +59,8 @@ const parentEnv = "EMBEDDED_TEST_PARENT"
 // that is paused and so cannot notice anything by itself.
 func TestTheMemberEndsWithItsParent(t *testing.T) {
 	if mode := os.Getenv(parentEnv); mode != "" {
-		etcd := embedded.Start(t, &embedded.Options{Process: true})
+		// Nobody is left to remove a directory of its own.
+		etcd := embedded.Start(t, &embedded.Options{Process: true, Dir: os.Getenv(parentEnv + "_DIR")})
 		if mode == "paused" {
 			etcd.Pause(t)
 		}
@@ -74,7 +75,7 @@ func TestTheMemberEndsWithItsParent(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := exec.CommandContext(ctx, self, "-test.run=^TestTheMemberEndsWithItsParent$")
-			cmd.Env = append(os.Environ(), parentEnv+"="+mode)
+			cmd.Env = append(os.Environ(), parentEnv+"="+mode, parentEnv+"_DIR="+t.TempDir())
 			stdout, err := cmd.StdoutPipe()
 			if err != nil {
 				t.Fatal(err)
