@@ -41,9 +41,12 @@ var (
 	ErrInvalid = errors.New("invalid")
 )
 
+// refusals are all NotApplied. errors.ErrUnsupported is what a guard returns from
+// a method that its backend has no means for.
 var refusals = []error{
 	ErrStale, ErrWrongLock, ErrNoToken, ErrImplausible, ErrCorruptMark,
 	ErrOperationReused, ErrOwnerMismatch, ErrBlocked, ErrInvalid,
+	errors.ErrUnsupported,
 }
 
 // StaleError is the refusal of a token that is not the newest any more. It is

@@ -29,7 +29,9 @@ type Guard interface {
 	Advance(ctx context.Context, resource string, t revisionfence.Token) error
 
 	// Mark returns the last accepted token of the resource, and false if none was
-	// ever accepted. It fails with [ErrCorruptMark] if the mark is unreadable.
+	// ever accepted. After Advance under [RejectEqual] it is the token just below
+	// the one that advanced: see [Rule.Advance]. It fails with [ErrCorruptMark] if
+	// the mark is unreadable.
 	Mark(ctx context.Context, resource string) (revisionfence.Mark, bool, error)
 
 	// Marks lists the marks of all resources in no particular order, for an

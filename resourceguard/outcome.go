@@ -33,7 +33,8 @@ func (o Outcome) String() string {
 //
 // No error is [Applied]. Otherwise the first error in the chain that has a method
 // Outcome() Outcome decides, as those of [WithOutcome] and [*StaleError] do, or
-// that is one of the refusals of this package, which are [NotApplied]. Where an
+// that is one of the refusals of this package or [errors.ErrUnsupported], which
+// are [NotApplied]. Where an
 // error wraps several, those that say nothing are passed over and the others must
 // agree. Everything else is [Unknown], a context's error included: the caller's
 // patience ended, not necessarily the write.

@@ -90,8 +90,6 @@ func (r Rule) Admit(s Stored, presented revisionfence.Token) (Decision, error) {
 		return Raise, nil
 	case order < 0, r.Policy == RejectEqual:
 		return 0, &StaleError{Presented: presented, Accepted: s.mark}
-	case r.Policy != AcceptEqual:
-		return 0, fmt.Errorf("%w: there is no policy %v", ErrInvalid, r.Policy)
 	}
 	return Same, nil
 }
@@ -102,8 +100,10 @@ func (r Rule) Admit(s Stored, presented revisionfence.Token) (Decision, error) {
 //
 // It differs from [Rule.Admit] under [RejectEqual] alone. There a token that
 // equals the mark passes, since nothing is written; and the mark stored is the
-// largest token below the presented one, so that everything older is refused
-// while the one write of this grant is still to come.
+// largest token below the presented one, so that every older write is refused
+// while the one write of this grant is still to come. (Should the token just below
+// be a real one, its owner can still advance until that write, in vain: it cannot
+// write.)
 func (r Rule) Advance(s Stored, presented revisionfence.Token) (mark revisionfence.Token, d Decision, err error) {
 	order, err := r.order(s, presented)
 	switch {
@@ -115,8 +115,6 @@ func (r Rule) Advance(s Stored, presented revisionfence.Token) (mark revisionfen
 		return s.mark, Same, nil
 	case r.Policy == AcceptEqual:
 		return presented, Raise, nil
-	case r.Policy != RejectEqual:
-		return revisionfence.Token{}, 0, fmt.Errorf("%w: there is no policy %v", ErrInvalid, r.Policy)
 	}
 	mark = before(presented)
 	if mark.IsZero() || s.state == storedMark && mark == s.mark {
@@ -153,6 +151,9 @@ func (r Rule) Floor(s Stored, floor revisionfence.Token) (Decision, error) {
 // first. Everything that may not be compared is an error, and all that is wrong
 // with the token itself comes before anything about the mark.
 func (r Rule) order(s Stored, presented revisionfence.Token) (int, error) {
+	if r.Policy != AcceptEqual && r.Policy != RejectEqual {
+		return 0, fmt.Errorf("%w: there is no policy %v", ErrInvalid, r.Policy)
+	}
 	if err := r.presentable(presented); err != nil {
 		return 0, err
 	}

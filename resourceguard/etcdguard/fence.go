@@ -103,8 +103,8 @@ func (f *fence) present(o *Options, t revisionfence.Token, revision int64) error
 	return nil
 }
 
-// derive makes the token out of the lock key, where several grants name none. Its
-// epoch is filled in when it is needed, which is for an error alone.
+// derive makes the token out of the lock key, where several grants name none. The
+// key does not tell the epoch, and only error messages would.
 func (f *fence) derive(o *Options, revision int64) error {
 	lock, err := o.lockIn(f.directory)
 	if err != nil {

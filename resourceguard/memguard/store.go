@@ -66,7 +66,11 @@ func (s *Store) lock(ctx context.Context) error {
 		case <-ctx.Done():
 		}
 	}
-	return resourceguard.WithOutcome(fmt.Errorf("memguard: %w", context.Cause(ctx)), resourceguard.NotApplied)
+	err := ctx.Err()
+	if cause := context.Cause(ctx); cause != err {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	return resourceguard.WithOutcome(fmt.Errorf("memguard: %w", err), resourceguard.NotApplied)
 }
 
 func (s *Store) unlock() { <-s.turn }

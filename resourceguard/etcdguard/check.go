@@ -1,0 +1,134 @@
+package etcdguard
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcd-fence/etcd-fence/resourceguard"
+)
+
+// check refuses what the fence cannot cover, and reports whether the operations
+// only read.
+func (kv *fencedKV) check(ctx context.Context, ops []clientv3.Op) (reads bool, err error) {
+	reads = true
+	for op := range leaves(ops) {
+		switch {
+		case op.IsGet():
+			err = kv.checkRead(op)
+		case op.IsPut(), op.IsDelete():
+			reads = false
+			err = kv.checkWrite(op)
+		default:
+			err = fmt.Errorf("%w: an operation of no kind", resourceguard.ErrInvalid)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if _, ok := resourceguard.OperationFromContext(ctx); ok && !reads {
+		return false, fmt.Errorf("mode Held keeps no results of operations: %w", errors.ErrUnsupported)
+	}
+	return reads, nil
+}
+
+func (kv *fencedKV) checkRead(op clientv3.Op) error {
+	switch rev := op.Rev(); {
+	case rev > 0 && rev < kv.floor:
+		return fmt.Errorf("%w: get %q at revision %d, the token is of revision %d", ErrUnfencedRead, op.KeyBytes(), rev, kv.floor)
+	case rev <= 0 && op.IsSerializable():
+		// With a revision the answer is the same whoever gives it. The software
+		// transactions of clientv3/concurrency read like that.
+		return fmt.Errorf("%w: serializable get %q", ErrUnfencedRead, op.KeyBytes())
+	}
+	return nil
+}
+
+func (kv *fencedKV) checkWrite(op clientv3.Op) error {
+	key, end := op.KeyBytes(), op.RangeBytes()
+	protected := []string{kv.guard.opts.Prefix}
+	for _, f := range kv.fences {
+		protected = append(protected, f.directory)
+	}
+	for _, prefix := range protected {
+		if touches(key, end, prefix) {
+			return fmt.Errorf("%w: %q … %q reaches into %q", ErrProtectedKey, key, end, prefix)
+		}
+	}
+	if kv.guard.opts.LockOf != nil && len(end) > 0 {
+		return fmt.Errorf("%w: delete %q … %q: Options.LockOf cannot tell which lock guards a range", resourceguard.ErrInvalid, key, end)
+	}
+	return kv.guard.bound(string(key), kv.fences)
+}
+
+// bound refuses a key that another lock guards than those of the fences.
+func (g *Guard) bound(key string, fences []fence) error {
+	if g.opts.LockOf == nil {
+		return nil
+	}
+	lock, err := g.opts.LockOf(key)
+	if err != nil {
+		return fmt.Errorf("the lock that guards %q: %w", key, err)
+	}
+	directory := g.opts.directory(lock)
+	if !slices.ContainsFunc(fences, func(f fence) bool { return f.directory == directory }) {
+		return fmt.Errorf("%w: %q is guarded by lock %q, and the token is %s", resourceguard.ErrWrongLock, key, lock, fences[0].token)
+	}
+	return nil
+}
+
+// touches reports whether a key, or the range [key, end), has keys with the
+// prefix. As everywhere in etcd, an end of "\x00" is that of all keys.
+func touches(key, end []byte, prefix string) bool {
+	first := []byte(prefix)
+	last := []byte(clientv3.GetPrefixRangeEnd(prefix))
+	if len(end) == 0 {
+		return bytes.HasPrefix(key, first)
+	}
+	unbounded := len(end) == 1 && end[0] == 0
+	return bytes.Compare(key, last) < 0 && (unbounded || bytes.Compare(first, end) < 0)
+}
+
+// leaves yields the operations, and those of nested transactions.
+func leaves(ops []clientv3.Op) func(yield func(clientv3.Op) bool) {
+	return func(yield func(clientv3.Op) bool) { walk(ops, yield) }
+}
+
+func walk(ops []clientv3.Op, yield func(clientv3.Op) bool) bool {
+	for _, op := range ops {
+		if op.IsTxn() {
+			_, then, otherwise := op.Txn()
+			if !walk(then, yield) || !walk(otherwise, yield) {
+				return false
+			}
+		} else if !yield(op) {
+			return false
+		}
+	}
+	return true
+}
+
+// allGets reports whether etcd takes a transaction of these for one that reads,
+// which it does not if there are nested ones.
+func allGets(ops []clientv3.Op) bool {
+	return !slices.ContainsFunc(ops, func(op clientv3.Op) bool { return !op.IsGet() })
+}
+
+// resourceOf names what an error is about: the first key that would have been
+// written, or else read.
+func resourceOf(ops []clientv3.Op) string {
+	var first string
+	for op := range leaves(ops) {
+		if !op.IsGet() {
+			return string(op.KeyBytes())
+		}
+		if first == "" {
+			first = string(op.KeyBytes())
+		}
+	}
+	return first
+}

@@ -1,0 +1,2 @@
+// Package etcdguard fences operations on an etcd.
+package etcdguard

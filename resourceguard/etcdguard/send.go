@@ -1,0 +1,73 @@
+package etcdguard
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// transaction is one request to etcd.
+type transaction struct {
+	compares        []clientv3.Cmp
+	then, otherwise []clientv3.Op
+	reads           bool // changes nothing, so it may be sent again
+}
+
+// errTimeout is the end of a call whose caller set no deadline.
+var errTimeout = errors.New("no answer within Options.Timeout")
+
+// bounded gives ctx a deadline if it has none: clientv3 waits for a connection
+// for as long as it is let.
+func (g *Guard) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, g.opts.Timeout, fmt.Errorf("%w (%v)", errTimeout, g.opts.Timeout))
+}
+
+// send sends a transaction that writes once, and one that only reads until it has
+// an answer, as clientv3 does with a Get.
+func (g *Guard) send(ctx context.Context, t transaction) (*clientv3.TxnResponse, error) {
+	wait := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(25*time.Millisecond), backoff.WithMaxInterval(time.Second), backoff.WithMaxElapsedTime(0))
+	for {
+		resp, err := g.once.Txn(ctx).If(t.compares...).Then(t.then...).Else(t.otherwise...).Commit()
+		if err == nil {
+			return resp, nil
+		}
+		if t.reads && unavailable(err) && sleep(ctx, wait.NextBackOff()) {
+			continue
+		}
+		if cause := context.Cause(ctx); errors.Is(cause, errTimeout) {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		return nil, classify(err, t.reads)
+	}
+}
+
+// unavailable is what clientv3 repeats a read for.
+func unavailable(err error) bool {
+	if e, ok := errors.AsType[rpctypes.EtcdError](err); ok {
+		return e.Code() == codes.Unavailable
+	}
+	return status.Code(err) == codes.Unavailable
+}
+
+// sleep returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
