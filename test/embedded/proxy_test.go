@@ -112,7 +112,7 @@ func TestCutDoesNotWaitForASlowReader(t *testing.T) {
 		_, err := io.WriteString(conn, text+"\n")
 		sent <- err
 	}()
-	conn.lines.Peek(1)
+	_, _ = conn.lines.Peek(1)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

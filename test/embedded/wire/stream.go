@@ -20,8 +20,8 @@ type Message struct {
 	Payload proto.Message
 }
 
-// Drop is returned by a message hook to let the message vanish.
-var Drop = errors.New("wire: drop this message")
+// ErrDrop is returned by a message hook to let the message vanish.
+var ErrDrop = errors.New("wire: drop this message")
 
 // MessageHook is a hook that OnMessage has set.
 type MessageHook struct {
@@ -30,7 +30,7 @@ type MessageHook struct {
 }
 
 // OnMessage calls f for each message of a stream, before it is sent or after it
-// was received. f lets it pass with nil, swallows it with [Drop], breaks the
+// was received. f lets it pass with nil, swallows it with [ErrDrop], breaks the
 // stream with any other error, and may hold it as long as it likes: what follows
 // in the same direction waits. The ctx ends with the stream.
 func (w *Wire) OnMessage(f func(ctx context.Context, m *Message) error) *MessageHook {
@@ -68,7 +68,7 @@ type hookedStream struct {
 
 func (s *hookedStream) SendMsg(m any) error {
 	switch err := s.pass(m, true); {
-	case errors.Is(err, Drop):
+	case errors.Is(err, ErrDrop):
 		return nil
 	case err != nil:
 		s.cancel()
@@ -86,7 +86,7 @@ func (s *hookedStream) RecvMsg(m any) error {
 		switch err := s.pass(m, false); {
 		case err == nil:
 			return nil
-		case !errors.Is(err, Drop):
+		case !errors.Is(err, ErrDrop):
 			s.cancel()
 			return asStatus(err)
 		}

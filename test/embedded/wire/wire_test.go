@@ -302,7 +302,7 @@ func TestMessagesCanBeDroppedAndHeld(t *testing.T) {
 		}
 		select {
 		case seen <- proto.Clone(m.Payload).(*pb.WatchResponse):
-			return wire.Drop
+			return wire.ErrDrop
 		case <-ctx.Done():
 			return ctx.Err()
 		}
