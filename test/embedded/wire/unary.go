@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -98,8 +99,9 @@ func (w *Wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 		}
 	}
 
-	sent := false
+	sent, tried := false, false
 	send := func(ctx context.Context) error {
+		tried = true
 		err := invoke(ctx, fullMethod, req, reply, cc, rest...)
 		sent = err == nil
 		return err
@@ -122,6 +124,15 @@ func (w *Wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 		err = status.Error(codes.Internal, errNotSent.Error())
 	case err != nil:
 		err = asStatus(err)
+	}
+	if !tried {
+		// A request that vanished in the network had a connection to vanish on.
+		// Without this it would look like one that never had any.
+		for _, o := range rest {
+			if p, ok := o.(grpc.PeerCallOption); ok {
+				p.PeerAddr.Addr = &net.UnixAddr{Name: "wire", Net: "unix"}
+			}
+		}
 	}
 	for _, f := range finish {
 		f(err)

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -288,6 +289,16 @@ func TestOnFinishIsToldWhatTheHookMadeOfIt(t *testing.T) {
 	_, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("key")}, grpc.OnFinish(func(err error) { told = append(told, err) }))
 	if len(told) == 0 || status.Code(told[0]) != codes.Canceled {
 		t.Errorf("OnFinish was told %v, the caller %v", told, err)
+	}
+}
+
+func TestAVanishedRequestHadAConnection(t *testing.T) {
+	w, client, _, ctx := start(t)
+	w.FailBefore("Put", 1)
+	var p peer.Peer
+	kv := pb.NewKVClient(client.ActiveConnection())
+	if _, err := kv.Put(ctx, &pb.PutRequest{Key: []byte("key")}, grpc.Peer(&p)); err == nil || p.Addr == nil {
+		t.Errorf("%v, with peer %v", err, p)
 	}
 }
 
