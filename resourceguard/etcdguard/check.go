@@ -50,17 +50,13 @@ func (kv *fencedKV) checkRead(op clientv3.Op) error {
 
 func (kv *fencedKV) checkWrite(op clientv3.Op) error {
 	key, end := op.KeyBytes(), op.RangeBytes()
-	protected := []string{kv.guard.opts.Prefix}
-	for _, f := range kv.fences {
-		protected = append(protected, f.directory)
-	}
-	for _, prefix := range protected {
-		if touches(key, end, prefix) {
-			return fmt.Errorf("%w: %q … %q reaches into %q", ErrProtectedKey, key, end, prefix)
+	for _, r := range kv.protected {
+		if r.touchedBy(key, end) {
+			return fmt.Errorf("%w: %s reaches into %q", ErrProtectedKey, describe(key, end), r.first)
 		}
 	}
 	if kv.guard.opts.LockOf != nil && len(end) > 0 {
-		return fmt.Errorf("%w: delete %q … %q: Options.LockOf cannot tell which lock guards a range", resourceguard.ErrInvalid, key, end)
+		return fmt.Errorf("%w: delete %s: Options.LockOf cannot tell which lock guards a range", resourceguard.ErrInvalid, describe(key, end))
 	}
 	return kv.guard.bound(string(key), kv.fences)
 }
@@ -81,16 +77,29 @@ func (g *Guard) bound(key string, fences []fence) error {
 	return nil
 }
 
-// touches reports whether a key, or the range [key, end), has keys with the
-// prefix. As everywhere in etcd, an end of "\x00" is that of all keys.
-func touches(key, end []byte, prefix string) bool {
-	first := []byte(prefix)
-	last := []byte(clientv3.GetPrefixRangeEnd(prefix))
+// keyRange is the keys from first up to, and without, last.
+type keyRange struct{ first, last []byte }
+
+// under is the range of all keys with the prefix.
+func under(prefix string) keyRange {
+	return keyRange{[]byte(prefix), []byte(clientv3.GetPrefixRangeEnd(prefix))}
+}
+
+// touchedBy reports whether the key, or the range [key, end), meets r. As
+// everywhere in etcd an end of "\x00" has no upper bound.
+func (r keyRange) touchedBy(key, end []byte) bool {
 	if len(end) == 0 {
-		return bytes.HasPrefix(key, first)
+		end = append(bytes.Clone(key), 0)
 	}
 	unbounded := len(end) == 1 && end[0] == 0
-	return bytes.Compare(key, last) < 0 && (unbounded || bytes.Compare(first, end) < 0)
+	return bytes.Compare(key, r.last) < 0 && (unbounded || bytes.Compare(r.first, end) < 0)
+}
+
+func describe(key, end []byte) string {
+	if len(end) == 0 {
+		return fmt.Sprintf("%q", key)
+	}
+	return fmt.Sprintf("%q … %q", key, end)
 }
 
 // leaves yields the operations, and those of nested transactions.

@@ -26,8 +26,12 @@ func (g *Guard) KV(f Fenced) (clientv3.KV, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcdguard: %w", err)
 	}
-	kv := &fencedKV{guard: g, fences: fences, owners: g.owners(fences)}
+	kv := &fencedKV{
+		guard: g, fences: fences, owners: g.owners(fences),
+		protected: []keyRange{under(g.opts.Prefix)},
+	}
 	for i := range fences {
+		kv.protected = append(kv.protected, under(fences[i].directory))
 		kv.compares = append(kv.compares, fences[i].compare())
 		kv.floor = max(kv.floor, fences[i].token.Revision())
 	}
@@ -41,6 +45,8 @@ type fencedKV struct {
 	compares []clientv3.Cmp
 	owners   []clientv3.Op
 	floor    int64 // the lowest revision that may be read at
+
+	protected []keyRange // where nothing may be written
 }
 
 var _ clientv3.KV = (*fencedKV)(nil)
