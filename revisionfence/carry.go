@@ -13,9 +13,13 @@ type contextKey struct{}
 
 // NewContext returns a context that carries the source's token to whoever
 // writes under it. It carries the token, not the grant: it does not end with
-// the grant.
+// the grant. A nil source is the zero Token, which hides an outer one.
 func NewContext(ctx context.Context, s Source) context.Context {
-	return context.WithValue(ctx, contextKey{}, s.Token())
+	var t Token
+	if s != nil {
+		t = s.Token()
+	}
+	return context.WithValue(ctx, contextKey{}, t)
 }
 
 // FromContext returns the token that [NewContext] put into the context. A zero

@@ -6,7 +6,10 @@ import (
 	"strings"
 )
 
-const upperHex = "0123456789ABCDEF"
+const (
+	upperHex = "0123456789ABCDEF"
+	lowerHex = "0123456789abcdef"
+)
 
 // plain reports whether a byte of a lock name stands for itself in the text
 // form. Everything else is escaped, so that a token survives a header, an
@@ -106,7 +109,7 @@ func parse(text string) (Token, error) {
 // leading zero.
 func number(s string) (uint64, error) {
 	n, err := strconv.ParseUint(s, 10, 64)
-	if err != nil || strconv.FormatUint(n, 10) != s {
+	if err != nil || len(s) > 1 && s[0] == '0' {
 		return 0, fmt.Errorf("%s is no number written plainly", abbreviate(s))
 	}
 	return n, nil

@@ -92,7 +92,13 @@ func (t Token) Int64() int64 { return t.n }
 // SortKey is [Token.Int64] as 16 lower-case hexadecimal digits, for stores that
 // compare bytes: their order is the order of grants. (Decimal is not: "10"
 // sorts before "9".)
-func (t Token) SortKey() string { return fmt.Sprintf("%016x", t.n) }
+func (t Token) SortKey() string {
+	var b [16]byte
+	for i, n := len(b)-1, t.n; i >= 0; i, n = i-1, n>>4 {
+		b[i] = lowerHex[n&15]
+	}
+	return string(b[:])
+}
 
 // Compare orders two grants of one lock: -1 if t was granted before u, 0 if they
 // are the same grant, +1 if t was granted after u. Tokens of different locks
@@ -115,7 +121,8 @@ func (t Token) String() string {
 	if t.IsZero() {
 		return ""
 	}
-	b := make([]byte, 0, 24+len(t.lock))
+	var buf [128]byte // most tokens fit, and then only the string is allocated
+	b := buf[:0]
 	if e := t.Epoch(); e != 0 {
 		b = strconv.AppendUint(b, uint64(e), 10)
 		b = append(b, ':')
