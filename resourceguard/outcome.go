@@ -54,7 +54,7 @@ func outcomeOf(err error) (Outcome, bool) {
 	if slices.Contains(refusals, err) {
 		return NotApplied, true
 	}
-	switch e := err.(type) {
+	switch e := err.(type) { //nolint:errorlint // this walks the tree itself
 	case interface{ Unwrap() error }:
 		if inner := e.Unwrap(); inner != nil {
 			return outcomeOf(inner)

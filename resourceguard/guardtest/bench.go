@@ -150,16 +150,16 @@ func (b *bench) wantError(err, want error, format string, args ...any) bool {
 
 // wantStale checks a refusal as stale in all its parts. accepted is the token
 // that it must name.
-func (b *bench) wantStale(err error, w resourceguard.Write, accepted revisionfence.Token, format string, args ...any) *resourceguard.StaleError {
+func (b *bench) wantStale(err error, w resourceguard.Write, accepted revisionfence.Token, format string, args ...any) {
 	b.Helper()
 	if !b.wantError(err, resourceguard.ErrStale, format, args...) {
-		return &resourceguard.StaleError{}
+		return
 	}
 	what := fmt.Sprintf(format, args...)
 	stale, ok := errors.AsType[*resourceguard.StaleError](err)
 	if !ok {
 		b.Errorf("%s: %q is no *StaleError", what, err)
-		return &resourceguard.StaleError{}
+		return
 	}
 	if stale.Resource != w.Resource {
 		b.Errorf("%s: StaleError.Resource is %q, want %q", what, stale.Resource, w.Resource)
@@ -175,7 +175,14 @@ func (b *bench) wantStale(err error, w resourceguard.Write, accepted revisionfen
 			b.Errorf("%s: the message %q does not name %s", what, err, part)
 		}
 	}
-	return stale
+}
+
+// applied is what a refusal as stale says about the operation.
+func applied(err error) *resourceguard.Result {
+	if stale, ok := errors.AsType[*resourceguard.StaleError](err); ok {
+		return stale.Applied
+	}
+	return nil
 }
 
 // forge makes a token that nobody was granted.

@@ -196,7 +196,8 @@ func marksListsAll(b *bench) {
 			b.Errorf("Marks lists %q %d times, want once", resource, seen[resource])
 		}
 	}
-	for range s.Marks(b.ctx) {
+	for m, err := range s.Marks(b.ctx) {
+		b.Logf("listed first: %s, %v", m.Token, err)
 		break // an iterator must stand that
 	}
 	ended, cancel := context.WithCancel(b.ctx)

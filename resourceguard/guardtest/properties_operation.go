@@ -123,7 +123,7 @@ func repeatedOperation(b *bench) {
 
 	// Attempts at the same time: the sender's impatience does not wait.
 	var wg sync.WaitGroup
-	var applied, replayed atomic.Int64
+	var fresh, replayed atomic.Int64
 	crowd := operation(g.Write(resource), "crowd", "d")
 	for range 8 {
 		wg.Go(func() {
@@ -134,13 +134,13 @@ func repeatedOperation(b *bench) {
 			case r.Replayed:
 				replayed.Add(1)
 			default:
-				applied.Add(1)
+				fresh.Add(1)
 			}
 		})
 	}
 	wg.Wait()
-	if applied.Load() != 1 || replayed.Load() != 7 {
-		b.Errorf("of 8 attempts at the same time %d were applied and %d replayed, want 1 and 7", applied.Load(), replayed.Load())
+	if fresh.Load() != 1 || replayed.Load() != 7 {
+		b.Errorf("of 8 attempts at the same time %d were applied and %d replayed, want 1 and 7", fresh.Load(), replayed.Load())
 	}
 	b.wantValue(resource, "5")
 }
@@ -154,12 +154,12 @@ func staleRepeat(b *bench) {
 	b.put(s, next.Write(resource), newValue)
 
 	_, err := s.Put(b.ctx, op, []byte("7"))
-	stale := b.wantStale(err, op, next.Token, "an applied operation repeated with the old token")
-	switch {
-	case stale.Applied == nil:
+	b.wantStale(err, op, next.Token, "an applied operation repeated with the old token")
+	switch saved := applied(err); {
+	case saved == nil:
 		b.Errorf("StaleError.Applied does not say that the operation had been applied")
-	case stale.Applied.Mark != old.Token || !bytes.Equal(stale.Applied.Value, first.Value):
-		b.Errorf("StaleError.Applied is %+v, want the result %+v", *stale.Applied, first)
+	case saved.Mark != old.Token || !bytes.Equal(saved.Value, first.Value):
+		b.Errorf("StaleError.Applied is %+v, want the result %+v", *saved, first)
 	}
 	for _, other := range []resourceguard.Write{
 		old.Write(resource),
@@ -167,8 +167,8 @@ func staleRepeat(b *bench) {
 		operation(old.Write(resource), "op", "another digest"),
 	} {
 		_, err := s.Put(b.ctx, other, []byte("5"))
-		stale := b.wantStale(err, other, next.Token, "Put with operation %q, digest %q and the old token", other.Operation.ID, other.Operation.Digest)
-		if stale.Applied != nil {
+		b.wantStale(err, other, next.Token, "Put with operation %q, digest %q and the old token", other.Operation.ID, other.Operation.Digest)
+		if applied(err) != nil {
 			b.Errorf("StaleError.Applied says that operation %q, digest %q had been applied, and it was not", other.Operation.ID, other.Operation.Digest)
 		}
 	}

@@ -2,6 +2,7 @@ package memguard
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -67,7 +68,7 @@ func (s *Store) lock(ctx context.Context) error {
 		}
 	}
 	err := ctx.Err()
-	if cause := context.Cause(ctx); cause != err {
+	if cause := context.Cause(ctx); !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
 	return resourceguard.WithOutcome(fmt.Errorf("memguard: %w", err), resourceguard.NotApplied)
