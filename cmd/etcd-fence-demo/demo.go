@@ -1,0 +1,75 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// demonstrate runs the whole demo and cleans up after it. It reports whether
+// every row of the closing table is right.
+func demonstrate(ctx context.Context, o options, stdout io.Writer, out style) (ok bool, err error) {
+	if err := checkSystem(); err != nil {
+		return false, err
+	}
+	g, err := prepare(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+
+	fmt.Fprintln(stdout, out.paint(bold, "A worker is paused for longer than its lease"))
+	ok, err = perform(ctx, g, o, stdout, out)
+	if o.keep {
+		fmt.Fprintf(stdout, "\n%s\n", g.kept())
+		return ok, err
+	}
+	return ok, errors.Join(err, g.erase())
+}
+
+// perform tells the story and prints the table. Its workers have ended when it
+// returns, so that nobody writes any more.
+func perform(ctx context.Context, g *ground, o options, stdout io.Writer, out style) (ok bool, err error) {
+	s := &story{ground: g, ttl: o.ttl, line: &timeline{out: stdout, style: out}}
+	defer func() { err = errors.Join(err, s.dismiss()) }()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer func() {
+		// Then whatever failed did so for this reason.
+		if dead := (*deadError)(nil); errors.As(context.Cause(ctx), &dead) {
+			err = dead
+		}
+	}()
+	if err := s.hire(ctx); err != nil {
+		return false, err
+	}
+	go s.watch(ctx, cancel)
+	fmt.Fprintf(stdout, `
+  etcd     %s
+  keys     %s
+  lock     %s, on a lease of %v
+  workers  A is process %d, B is process %d
+`, g.describe(), g.prefix, lockName, o.ttl, s.a.process.pid, s.b.process.pid)
+
+	acts := []*act{
+		{title: "1  Without a fence: the workers write with a plain client", key: g.prefix + "unguarded/stock"},
+		{title: "2  Through the guard: each write carries its token", key: g.prefix + "guarded/stock", fenced: true},
+	}
+	for _, a := range acts {
+		if err := s.tell(ctx, a); err != nil {
+			return false, err
+		}
+		// The lock of the last act stays held, for the table to find.
+		if a != acts[len(acts)-1] {
+			if err := s.handBack(ctx); err != nil {
+				return false, err
+			}
+		}
+	}
+	t, err := readBack(ctx, g.client, acts)
+	if err != nil {
+		return false, err
+	}
+	return t.print(stdout, out), nil
+}
