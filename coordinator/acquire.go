@@ -90,7 +90,7 @@ func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts [
 		return nil, fmt.Errorf("acquire %q: %w", lock, o.err)
 	}
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("acquire %q: %w", lock, context.Cause(ctx))
+		return nil, fmt.Errorf("acquire %q: %w", lock, endOf(ctx))
 	}
 	directory := c.keys.directory(lock)
 	if c.holds(ctx, directory) {
@@ -153,10 +153,7 @@ func (q *queue) wait(ctx context.Context, w *waiter, atMost time.Duration) (*Gra
 		return r.grant, r.err
 	case <-late:
 	case <-ctx.Done():
-		cause = context.Cause(ctx)
-		if !errors.Is(cause, ctx.Err()) {
-			cause = fmt.Errorf("%w: %w", ctx.Err(), cause)
-		}
+		cause = endOf(ctx)
 	}
 
 	q.c.mu.Lock()
@@ -181,6 +178,15 @@ func (q *queue) wait(ctx context.Context, w *waiter, atMost time.Duration) (*Gra
 	case <-grace.C:
 		return nil, fmt.Errorf("%w: %w", why, ErrUnsettled)
 	}
+}
+
+// endOf is why a context ended: its own error, and its cause where that says more.
+func endOf(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if errors.Is(cause, ctx.Err()) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", ctx.Err(), cause)
 }
 
 // raise runs the barriers under the new grant.

@@ -133,7 +133,7 @@ func (c *Coordinator) await(ctx context.Context, w *crew) bool {
 // and write what lies under the prefix. It takes a lease if there is none yet.
 func (c *Coordinator) Ping(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return fmt.Errorf("ping: %w", context.Cause(ctx))
+		return fmt.Errorf("ping: %w", endOf(ctx))
 	}
 	s, err := c.session(ctx)
 	if err != nil {

@@ -82,9 +82,11 @@ func (g *Grant) Context() context.Context {
 // Bind returns a context that ends when ctx or the grant does, whichever is
 // first, and that carries the token. Call cancel when it is no longer needed.
 func (g *Grant) Bind(ctx context.Context) (bound context.Context, cancel context.CancelFunc) {
-	_ = g.Err()
 	ctx = context.WithValue(ctx, heldKey{}, &held{grant: g, outer: heldIn(ctx)})
 	bound, end := context.WithCancelCause(revisionfence.NewContext(ctx, g.token))
+	if err := g.Err(); err != nil {
+		end(err) // now, where AfterFunc would do it soon
+	}
 	stop := context.AfterFunc(g.ctx, func() { end(context.Cause(g.ctx)) })
 	return bound, func() {
 		stop()
@@ -152,7 +154,7 @@ func (g *Grant) Release(ctx context.Context) error {
 	case <-g.left:
 		return g.leftErr
 	case <-grace.C:
-		return fmt.Errorf("release %s: %w: %w", g.token, ErrUnsettled, context.Cause(ctx))
+		return fmt.Errorf("release %s: %w: %w", g.token, ErrUnsettled, endOf(ctx))
 	}
 }
 
