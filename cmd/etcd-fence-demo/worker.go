@@ -62,13 +62,14 @@ func serve(stdin io.Reader, stdout, stderr io.Writer) int {
 	w := &worker{orders: orders, say: json.NewEncoder(stdout)}
 	err := w.serve(ctx)
 	w.leave()
-	if err != nil && !errors.Is(err, errLeave) {
+	if !errors.Is(err, errLeave) {
 		fmt.Fprintf(stderr, "%s %s: error: %v\n", program, workerCommand, err)
 		return exitFailed
 	}
 	return exitOK
 }
 
+// serve obeys until it cannot go on. The error says why, and is never nil.
 func (w *worker) serve(ctx context.Context) error {
 	for {
 		o, err := w.next(ctx)
