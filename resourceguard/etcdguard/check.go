@@ -89,7 +89,7 @@ func under(prefix string) keyRange {
 // everywhere in etcd an end of "\x00" has no upper bound.
 func (r keyRange) touchedBy(key, end []byte) bool {
 	if len(end) == 0 {
-		end = append(bytes.Clone(key), 0)
+		return bytes.Compare(r.first, key) <= 0 && bytes.Compare(key, r.last) < 0
 	}
 	unbounded := len(end) == 1 && end[0] == 0
 	return bytes.Compare(key, r.last) < 0 && (unbounded || bytes.Compare(r.first, end) < 0)
@@ -119,12 +119,6 @@ func walk(ops []clientv3.Op, yield func(clientv3.Op) bool) bool {
 		}
 	}
 	return true
-}
-
-// allGets reports whether etcd takes a transaction of these for one that reads,
-// which it does not if there are nested ones.
-func allGets(ops []clientv3.Op) bool {
-	return !slices.ContainsFunc(ops, func(op clientv3.Op) bool { return !op.IsGet() })
 }
 
 // resourceOf names what an error is about: the first key that would have been

@@ -127,15 +127,6 @@ func (f *fence) holds(first *pb.RangeResponse) bool {
 	return len(kvs) > 0 && string(kvs[0].Key) == f.key && kvs[0].CreateRevision == f.token.Revision()
 }
 
-// owners are the reads that tell who owns the locks now, and in which epoch.
-func (g *Guard) owners(fences []fence) []clientv3.Op {
-	ops := make([]clientv3.Op, 0, len(fences)+1)
-	for _, f := range fences {
-		ops = append(ops, firstIn(f.directory))
-	}
-	return append(ops, clientv3.OpGet(g.opts.epoch()))
-}
-
 // ownerIn returns the token of whoever owns the lock, which is the key with the
 // smallest create revision, or the zero token.
 func ownerIn(first *pb.RangeResponse, lock string, epoch uint16) revisionfence.Token {

@@ -60,11 +60,11 @@ func (g *Guard) Advance(ctx context.Context, resource string, t revisionfence.To
 	}
 	ctx, cancel := g.bounded(ctx)
 	defer cancel()
-	resp, err := g.send(ctx, transaction{then: g.owners([]fence{f}), reads: true})
+	resp, err := g.send(ctx, transaction{then: []clientv3.Op{clientv3.OpGet(g.opts.epoch()), firstIn(f.directory)}, reads: true})
 	if err != nil {
 		return fmt.Errorf("advance %q: %w", resource, err)
 	}
-	epoch, err := epochIn(resp.Responses[1].GetResponseRange())
+	epoch, err := epochIn(resp.Responses[0].GetResponseRange())
 	if err != nil {
 		return fmt.Errorf("advance %q: %w", resource, notApplied(err))
 	}
@@ -72,7 +72,7 @@ func (g *Guard) Advance(ctx context.Context, resource string, t revisionfence.To
 		return fmt.Errorf("advance %q: %w: token %s, etcd is at revision %d of epoch %d",
 			resource, resourceguard.ErrImplausible, t, resp.Header.Revision, epoch)
 	}
-	if owner := ownerIn(resp.Responses[0].GetResponseRange(), t.Lock(), epoch); owner != t {
+	if owner := ownerIn(resp.Responses[1].GetResponseRange(), t.Lock(), epoch); owner != t {
 		return &resourceguard.StaleError{Resource: resource, Presented: t, Accepted: owner}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcd-fence/etcd-fence/resourceguard"
@@ -15,7 +16,7 @@ import (
 // does, the field of a client included, and its answers look as if there were no
 // guard. The package comment says what differs.
 //
-// It does no I/O, and costs about a microsecond: make one for each grant. A grant
+// It does no I/O and costs microseconds: make one for each grant. A grant
 // that has ended is not noticed here, but by the first operation.
 //
 // KV fails with [resourceguard.ErrNoToken] if there is nothing to fence by, and
@@ -27,12 +28,13 @@ func (g *Guard) KV(f Fenced) (clientv3.KV, error) {
 		return nil, fmt.Errorf("etcdguard: %w", err)
 	}
 	kv := &fencedKV{
-		guard: g, fences: fences, owners: g.owners(fences),
+		guard: g, fences: fences,
 		protected: []keyRange{under(g.opts.Prefix)},
 	}
 	for i := range fences {
 		kv.protected = append(kv.protected, under(fences[i].directory))
 		kv.compares = append(kv.compares, fences[i].compare())
+		kv.owners = append(kv.owners, firstIn(fences[i].directory))
 		kv.floor = max(kv.floor, fences[i].token.Revision())
 	}
 	return kv, nil
@@ -43,8 +45,8 @@ type fencedKV struct {
 	guard    *Guard
 	fences   []fence
 	compares []clientv3.Cmp
-	owners   []clientv3.Op
-	floor    int64 // the lowest revision that may be read at
+	owners   []clientv3.Op // as many as the compares, so that they use up none of etcd's limits
+	floor    int64         // the lowest revision that may be read at
 
 	protected []keyRange // where nothing may be written
 }
@@ -116,43 +118,43 @@ func (kv *fencedKV) commit(ctx context.Context, ops []clientv3.Op) (*clientv3.Tx
 	ctx, cancel := kv.guard.bounded(ctx)
 	defer cancel()
 	t := transaction{compares: kv.compares, then: ops, otherwise: kv.owners, reads: reads}
-	if !allGets(ops) {
-		// As one operation, so that the depth of nesting that etcd allows for
-		// the program's own operations does not depend on the number of ours. It
-		// would make a reading transaction a proposal, so not there.
-		t.otherwise = []clientv3.Op{clientv3.OpTxn(nil, kv.owners, nil)}
-	}
 	resp, err := kv.guard.send(ctx, t)
 	if err != nil {
 		return nil, err
 	}
 	if !resp.Succeeded {
-		return nil, kv.stale(resp, resourceOf(ops))
+		return nil, kv.stale(ctx, resp, resourceOf(ops))
 	}
 	return resp, nil
 }
 
 // stale says which of the grants has ended, and who owns its lock.
-func (kv *fencedKV) stale(resp *clientv3.TxnResponse, resource string) error {
-	answers := resp.Responses
-	if nested := answers[0].GetResponseTxn(); nested != nil {
-		answers = nested.Responses
-	}
+func (kv *fencedKV) stale(ctx context.Context, resp *clientv3.TxnResponse, resource string) error {
 	ended := 0
 	for i := range kv.fences {
-		if !kv.fences[i].holds(answers[i].GetResponseRange()) {
+		if !kv.fences[i].holds(resp.Responses[i].GetResponseRange()) {
 			ended = i
 			break
 		}
 	}
 	presented := kv.fences[ended].token
-	epoch, err := epochIn(answers[len(kv.fences)].GetResponseRange())
-	if err != nil {
-		epoch = presented.Epoch() // refused is refused, whatever is in the record
-	}
 	return &resourceguard.StaleError{
 		Resource:  resource,
 		Presented: presented,
-		Accepted:  ownerIn(answers[ended].GetResponseRange(), presented.Lock(), epoch),
+		Accepted:  ownerIn(resp.Responses[ended].GetResponseRange(), presented.Lock(), kv.guard.epochOr(ctx, presented.Epoch())),
 	}
+}
+
+// epochOr reads the epoch for an error message. Reading it with each operation would
+// cost all of them; and refused is refused, whatever becomes of this read.
+func (g *Guard) epochOr(ctx context.Context, presented uint16) uint16 {
+	resp, err := g.once.Get(ctx, g.opts.epoch())
+	if err != nil {
+		return presented
+	}
+	epoch, err := epochIn((*pb.RangeResponse)(resp))
+	if err != nil {
+		return presented
+	}
+	return epoch
 }

@@ -35,15 +35,20 @@ func (g *Guard) bounded(ctx context.Context) (context.Context, context.CancelFun
 // send sends a transaction that writes once, and one that only reads until it has
 // an answer, as clientv3 does with a Get.
 func (g *Guard) send(ctx context.Context, t transaction) (*clientv3.TxnResponse, error) {
-	wait := backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(25*time.Millisecond), backoff.WithMaxInterval(time.Second), backoff.WithMaxElapsedTime(0))
+	var wait *backoff.ExponentialBackOff
 	for {
 		resp, err := g.once.Txn(ctx).If(t.compares...).Then(t.then...).Else(t.otherwise...).Commit()
 		if err == nil {
 			return resp, nil
 		}
-		if t.reads && unavailable(err) && sleep(ctx, wait.NextBackOff()) {
-			continue
+		if t.reads && unavailable(err) {
+			if wait == nil {
+				wait = backoff.NewExponentialBackOff(backoff.WithInitialInterval(25*time.Millisecond),
+					backoff.WithMaxInterval(time.Second), backoff.WithMaxElapsedTime(0))
+			}
+			if sleep(ctx, wait.NextBackOff()) {
+				continue
+			}
 		}
 		if cause := context.Cause(ctx); errors.Is(cause, errTimeout) {
 			err = fmt.Errorf("%w: %w", cause, err)
