@@ -37,7 +37,9 @@ func serveChild(text string) int {
 		return 1
 	}
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	if err := member.stop(context.Background()); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	if err := member.stop(ctx); err != nil {
 		return 1
 	}
 	return 0

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -37,10 +36,8 @@ type Cluster struct {
 	// the client that it is given, or close it; Expire must work all the same.
 	control *clientv3.Client
 
-	mu      sync.Mutex
-	closed  bool
-	clients []*clientv3.Client
-	proxies []*Proxy
+	mu     sync.Mutex
+	closed bool
 }
 
 // Start runs an etcd for the length of a test. It is ready when Start returns,
@@ -116,7 +113,7 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	// The connection is made by the first request, so this is where the client
-	// becomes ready too.
+	// becomes ready too. A member serves only shortly after it says it is ready.
 	return errors.Join(ready(ctx, c.control), ready(ctx, c.client))
 }
 
@@ -171,9 +168,6 @@ func (c *Cluster) NewClient(t TB, adjust ...func(*clientv3.Config)) *clientv3.Cl
 		t.Fatalf("embedded: new client: %v", err)
 		return nil
 	}
-	c.mu.Lock()
-	c.clients = append(c.clients, client)
-	c.mu.Unlock()
 	t.Cleanup(func() { _ = client.Close() }) // a second Close is harmless
 	return client
 }
@@ -224,8 +218,8 @@ func (c *Cluster) ExpireLease(ctx context.Context, id clientv3.LeaseID) error {
 	return nil
 }
 
-// Close ends the clients, the proxies and the members and removes the data,
-// unless Options.Dir said where to keep it. A second Close does nothing.
+// Close ends the shared client and the members and removes the data, unless
+// Options.Dir said where to keep it. A second Close does nothing.
 func (c *Cluster) Close() error {
 	c.mu.Lock()
 	if c.closed {
@@ -233,18 +227,12 @@ func (c *Cluster) Close() error {
 		return nil
 	}
 	c.closed = true
-	clients := slices.Concat(c.clients, []*clientv3.Client{c.client, c.control})
-	proxies := c.proxies
 	c.mu.Unlock()
 
-	// Clients first: a member that shuts down waits for their streams.
-	for _, client := range clients {
+	for _, client := range []*clientv3.Client{c.client, c.control} {
 		if client != nil {
 			_ = client.Close() // its only error is that it was closed already
 		}
-	}
-	for _, p := range proxies {
-		p.Close()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()

@@ -10,7 +10,9 @@ import (
 // childAttributes: a process group of its own keeps the terminal's Ctrl-C away
 // from the child, so that the parent can end it in order. The death signal is
 // for a parent that is killed while the child is paused and cannot see the end
-// of its input.
+// of its input. The kernel ends stopped orphans by itself, but they are none to
+// it if a subreaper of the same session adopts them, which is what runs tests in
+// many a container.
 func childAttributes() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }

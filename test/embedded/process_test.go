@@ -34,7 +34,12 @@ func TestPausedMemberHangsAndResumes(t *testing.T) {
 	if _, err := etcd.Client().Get(ctx, "key"); err != nil {
 		t.Error(err)
 	}
-	etcd.Pause(t) // cleaning up a paused member must not hang
+	etcd.Pause(t)
+	began := time.Now()
+	etcd.Stop(t)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("stopping a paused member took %v", took)
+	}
 }
 
 func TestPauseNeedsAProcess(t *testing.T) {
@@ -67,6 +72,7 @@ func TestTheMemberEndsWithItsParent(t *testing.T) {
 		fmt.Println("endpoint", etcd.Endpoints()[0])
 		select {}
 	}
+	adoptOrphans(t)
 	for _, mode := range []string{"running", "paused"} {
 		t.Run(mode, func(t *testing.T) {
 			ctx := bounded(t)

@@ -43,9 +43,6 @@ func (c *Cluster) Proxy(t TB, member ...int) *Proxy {
 		t.Fatalf("%v", err)
 		return nil
 	}
-	c.mu.Lock()
-	c.proxies = append(c.proxies, p)
-	c.mu.Unlock()
 	t.Cleanup(p.Close)
 	return p
 }

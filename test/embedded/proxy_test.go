@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -105,14 +106,30 @@ func TestCutIsSilentAndHealDelivers(t *testing.T) {
 func TestCutDoesNotWaitForASlowReader(t *testing.T) {
 	p := newProxy(t)
 	conn := dial(t, p)
-	// More than all buffers on the way hold, read by nobody yet.
-	text := strings.Repeat("x", 16<<20)
-	sent := make(chan error, 1)
+	// The sender goes on until all buffers on the way are full: nobody reads.
+	text := strings.Repeat("x", 32<<10)
+	var chunks atomic.Int64
+	stop, sent := make(chan struct{}), make(chan error, 1)
 	go func() {
-		_, err := io.WriteString(conn, text+"\n")
-		sent <- err
+		for {
+			select {
+			case <-stop:
+				_, err := io.WriteString(conn, "\n")
+				sent <- err
+				return
+			default:
+			}
+			if _, err := io.WriteString(conn, text); err != nil {
+				sent <- err
+				return
+			}
+			chunks.Add(1)
+		}
 	}()
-	_, _ = conn.lines.Peek(1)
+	// Nothing tells that a write is stuck, except that it stays so.
+	for before := int64(-1); chunks.Load() != before; time.Sleep(200 * time.Millisecond) {
+		before = chunks.Load()
+	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -124,9 +141,14 @@ func TestCutDoesNotWaitForASlowReader(t *testing.T) {
 		t.Fatal("Cut hangs")
 	}
 	p.Heal()
-	conn.hear(t, text) // nothing was lost where a write was interrupted
+	close(stop)
+	heard, err := conn.lines.ReadString('\n')
 	if err := <-sent; err != nil {
 		t.Error(err)
+	}
+	// Nothing was lost where a write was interrupted.
+	if want := int(chunks.Load())*len(text) + 1; err != nil || len(heard) != want {
+		t.Errorf("heard %d bytes, %v; want %d", len(heard), err, want)
 	}
 }
 

@@ -334,6 +334,39 @@ func TestMessagesCanBeDroppedAndHeld(t *testing.T) {
 	}
 }
 
+func TestSentMessagesCanBeDropped(t *testing.T) {
+	w, client, _, ctx := start(t)
+	lease, err := client.Grant(ctx, 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := pb.NewLeaseClient(client.ActiveConnection()).LeaseKeepAlive(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keepAlive := func() {
+		t.Helper()
+		if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(lease.ID)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hook := w.OnMessage(func(_ context.Context, m *wire.Message) error {
+		if m.Sent {
+			return wire.ErrDrop
+		}
+		return nil
+	})
+	keepAlive()
+	hook.Remove()
+	keepAlive()
+	if resp, err := stream.Recv(); err != nil || resp.TTL != 60 {
+		t.Errorf("%v, %v", resp, err)
+	}
+	if n := w.Messages("LeaseKeepAlive"); n != 1 {
+		t.Errorf("%d of two messages were sent, one was dropped", n)
+	}
+}
+
 func TestAnErrorBreaksTheStream(t *testing.T) {
 	w, client, truth, ctx := start(t)
 	watch := client.Watch(ctx, "key", clientv3.WithCreatedNotify())
