@@ -14,7 +14,6 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
 	"github.com/etcd-fence/etcd-fence/test/embedded"
 )
@@ -28,32 +27,26 @@ const (
 	eraseTimeout = 10 * time.Second
 )
 
-// dial returns a client for the parent or for a worker. It does no I/O.
-func dial(endpoints []string) (*clientv3.Client, error) {
-	// What the client logs about its retries would break the timeline.
-	return clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
-}
-
 // ground is the etcd that the story happens on, and the prefix that it keeps to.
 type ground struct {
-	client    *clientv3.Client
-	endpoints []string
-	prefix    string
-	version   string
-	own       *embedded.Cluster // nil on somebody's cluster
-	dir       string            // of its data, if that is to be kept
+	client  *clientv3.Client
+	target  target
+	prefix  string
+	version string
+	own     *embedded.Cluster // nil on somebody's cluster
+	dir     string            // of its data, if that is to be kept
 }
 
 // prepare reaches the cluster, or starts one.
 func prepare(ctx context.Context, o options) (*ground, error) {
-	g := &ground{endpoints: o.endpoints, prefix: prefixes + strings.ToLower(rand.Text()[:10]) + "/"}
-	if len(o.endpoints) == 0 {
+	g := &ground{target: o.target, prefix: prefixes + strings.ToLower(rand.Text()[:10]) + "/"}
+	if len(o.target.Endpoints) == 0 {
 		if err := g.startOwn(ctx, o.keep); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	if g.client, err = dial(g.endpoints); err == nil {
+	if g.client, err = g.target.dial(); err == nil {
 		err = g.reach(ctx)
 	}
 	if err != nil {
@@ -76,7 +69,7 @@ func (g *ground) startOwn(ctx context.Context, keep bool) error {
 	if err != nil {
 		return fmt.Errorf("start an etcd: %w", err)
 	}
-	g.own, g.endpoints = own, own.Endpoints()
+	g.own, g.target.Endpoints = own, own.Endpoints()
 	return nil
 }
 
@@ -90,7 +83,7 @@ func (g *ground) reach(ctx context.Context) error {
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("no etcd answers within %v: %s; check --endpoints", reachTimeout, strings.Join(g.whyNot(), "; "))
 	case err != nil:
-		return fmt.Errorf("etcd at %s: %w", strings.Join(g.endpoints, ", "), err)
+		return fmt.Errorf("etcd at %s: %w", g.target, err)
 	case found.Count != 0:
 		return fmt.Errorf("%s is in use: it has %d keys", g.prefix, found.Count)
 	}
@@ -102,7 +95,7 @@ func (g *ground) reach(ctx context.Context) error {
 // waited long enough.
 func (g *ground) whyNot() []string {
 	var reasons []string
-	for _, endpoint := range g.endpoints {
+	for _, endpoint := range g.target.Endpoints {
 		conn, err := net.DialTimeout("tcp", address(endpoint), time.Second)
 		switch op := (*net.OpError)(nil); {
 		case errors.As(err, &op):
@@ -120,7 +113,7 @@ func (g *ground) whyNot() []string {
 // askVersion returns the versions of the members that answer.
 func (g *ground) askVersion(ctx context.Context) string {
 	var versions []string
-	for _, endpoint := range g.endpoints {
+	for _, endpoint := range g.target.Endpoints {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
 		status, err := g.client.Status(ctx, endpoint)
 		cancel()
@@ -136,7 +129,7 @@ func (g *ground) askVersion(ctx context.Context) string {
 
 // describe names the cluster in a line.
 func (g *ground) describe() string {
-	where := strings.Join(g.endpoints, ", ")
+	where := g.target.String()
 	if g.own != nil {
 		where += " (started for this run)"
 	}
@@ -185,7 +178,7 @@ func (g *ground) eraseAll(ctx context.Context) error {
 
 // removal is the command that does what erase does.
 func (g *ground) removal() string {
-	return fmt.Sprintf("etcdctl --endpoints %s del --prefix %s", strings.Join(g.endpoints, ","), g.prefix)
+	return fmt.Sprintf("%s del --prefix %s", g.target.etcdctl(), g.prefix)
 }
 
 // kept says where the keys are that were to be kept.

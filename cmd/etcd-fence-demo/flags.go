@@ -24,6 +24,8 @@ Flags:
   --endpoints HOST:PORT[,HOST:PORT...]
               run on this cluster instead of an etcd of the demo's own, under a
               fresh prefix that is removed again, also after Ctrl-C
+  --cacert FILE, --cert FILE, --key FILE
+              certificates for it, as for etcdctl
   --ttl DURATION
               lease time to ask for, 1s to 1m, in whole seconds (default 2s)
   --keep      keep the keys, or the data of the demo's own etcd, and say where
@@ -47,10 +49,10 @@ const (
 )
 
 type options struct {
-	endpoints []string // empty means an etcd of the demo's own
-	ttl       time.Duration
-	keep      bool
-	help      bool
+	target target // without endpoints it is an etcd of the demo's own
+	ttl    time.Duration
+	keep   bool
+	help   bool
 }
 
 // parseFlags reads the command line. Its errors name the flag and what is
@@ -60,6 +62,9 @@ func parseFlags(args []string) (options, error) {
 	fs := flag.NewFlagSet(program, flag.ContinueOnError)
 	fs.SetOutput(io.Discard) // run prints errors, once
 	fs.BoolVar(&o.keep, "keep", false, "")
+	fs.StringVar(&o.target.CACert, "cacert", "", "")
+	fs.StringVar(&o.target.Cert, "cert", "", "")
+	fs.StringVar(&o.target.Key, "key", "", "")
 	fs.Func("ttl", "", func(text string) (err error) {
 		o.ttl, err = time.ParseDuration(text)
 		// etcd counts leases in whole seconds.
@@ -74,7 +79,7 @@ func parseFlags(args []string) (options, error) {
 			if _, _, err := net.SplitHostPort(address(endpoint)); err != nil {
 				return errors.New("want HOST:PORT[,HOST:PORT...], or no --endpoints for an etcd of the demo's own")
 			}
-			o.endpoints = append(o.endpoints, endpoint)
+			o.target.Endpoints = append(o.target.Endpoints, endpoint)
 		}
 		return nil
 	})
@@ -87,7 +92,11 @@ func parseFlags(args []string) (options, error) {
 	case fs.NArg() > 0:
 		return o, fmt.Errorf("unexpected argument %q: there are only flags", fs.Arg(0))
 	}
-	return o, nil
+	secure, err := o.target.tls()
+	if err == nil && secure != nil && len(o.target.Endpoints) == 0 {
+		err = errors.New("flags --cacert, --cert and --key need --endpoints")
+	}
+	return o, err
 }
 
 // address is an endpoint without its scheme. etcd's client takes both forms.

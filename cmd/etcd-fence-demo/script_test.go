@@ -37,8 +37,10 @@ func (c checked) Run() int {
 // TestScripts runs what a user types and looks at what it prints. Besides the
 // commands of testscript there are
 //
-//	etcd [slow]        start an etcd and set $ENDPOINT; slow ones have the timing
-//	                   of a real member
+//	etcd               start an etcd and set $ENDPOINT
+//	etcd slow          the same with the timing of a real member
+//	etcd tls           the same with TLS and client certificates, in cert.pem and
+//	                   key.pem
 //	keys N PREFIX      want so many keys under the prefix
 //	leases N           want so many leases
 //	noprocesses        want no process that this script has started
@@ -54,15 +56,25 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"etcd": func(ts *testscript.TestScript, _ bool, args []string) {
-				opts := new(embedded.Options)
-				if len(args) > 0 {
+				opts, endpoint := new(embedded.Options), ""
+				switch strings.Join(args, " ") {
+				case "slow":
 					opts.Config = func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 1000 }
+				case "tls":
+					cert, key, err := newCertificate(ts.MkAbs("."))
+					ts.Check(err)
+					endpoint, err = freeAddress()
+					ts.Check(err)
+					opts.Config = secured(cert, key, endpoint)
 				}
 				etcd, err := embedded.Run(t.Context(), opts)
 				ts.Check(err)
 				ts.Defer(func() { ts.Check(etcd.Close()) })
 				*etcdOf(ts) = etcd
-				ts.Setenv("ENDPOINT", etcd.Endpoints()[0])
+				if endpoint == "" {
+					endpoint = etcd.Endpoints()[0]
+				}
+				ts.Setenv("ENDPOINT", endpoint)
 			},
 			"keys": func(ts *testscript.TestScript, _ bool, args []string) {
 				got, err := keysUnder(t.Context(), *etcdOf(ts), args[1])

@@ -60,7 +60,7 @@ func (s *story) hire(ctx context.Context) (err error) {
 	}
 	for _, h := range []*hand{s.a, s.b} {
 		start := order{
-			Do: doStart, Endpoints: s.ground.endpoints, Prefix: s.ground.prefix + "etcd-fence/",
+			Do: doStart, Target: s.ground.target, Prefix: s.ground.prefix + "etcd-fence/",
 			TTL: s.ttl, Name: "worker " + h.name,
 		}
 		if _, err := h.do(ctx, start, gotReady); err != nil {

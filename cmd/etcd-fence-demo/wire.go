@@ -18,10 +18,10 @@ type order struct {
 	Do verb `json:"do"`
 
 	// For start.
-	Endpoints []string      `json:"endpoints,omitempty"`
-	Prefix    string        `json:"prefix,omitempty"`
-	TTL       time.Duration `json:"ttl_ns,omitempty"`
-	Name      string        `json:"name,omitempty"`
+	Target target        `json:"target"`
+	Prefix string        `json:"prefix,omitempty"`
+	TTL    time.Duration `json:"ttl_ns,omitempty"`
+	Name   string        `json:"name,omitempty"`
 
 	// For the writes.
 	Key    string `json:"key,omitempty"`

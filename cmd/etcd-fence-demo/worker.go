@@ -121,7 +121,7 @@ func (w *worker) obey(ctx context.Context, o order) (answer, error) {
 }
 
 func (w *worker) start(ctx context.Context, o order) (err error) {
-	if w.client, err = dial(o.Endpoints); err != nil {
+	if w.client, err = o.Target.dial(); err != nil {
 		return err
 	}
 	w.locks, err = coordinator.New(w.client, &coordinator.Options{Prefix: o.Prefix, TTL: o.TTL, Identity: o.Name})
