@@ -43,6 +43,15 @@ func (f *fakeTB) run(body func()) {
 	<-done
 }
 
+// runExample runs an example that is a test.
+func runExample(test func(embedded.TB)) {
+	tb := new(fakeTB)
+	tb.run(func() { test(tb) })
+	if tb.failed {
+		fmt.Println(tb.output.String())
+	}
+}
+
 func TestLogsAreShownOnlyWhenTheTestFails(t *testing.T) {
 	modes(t, func(t *testing.T, opts *embedded.Options) {
 		for _, fails := range []bool{false, true} {
