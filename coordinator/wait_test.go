@@ -362,51 +362,25 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 
 // Who gave up has no place any more when the lock becomes free.
 func TestWaiterThatGaveUpHasLeftTheQueue(t *testing.T) {
-	giveUp := map[string]func(*testing.T, *coordinator.Coordinator) error{
-		"context ended": func(t *testing.T, c *coordinator.Coordinator) error {
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-			defer cancel()
-			_, err := c.Acquire(ctx, "orders")
-			if !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v, want the error of the context", err)
-			}
-			return err
-		},
-		"context ended with a cause": func(t *testing.T, c *coordinator.Coordinator) error {
-			why := errors.New("the caller's reason")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			time.AfterFunc(100*time.Millisecond, func() { cancel(why) })
-			_, err := c.Acquire(ctx, "orders")
-			if !errors.Is(err, context.Canceled) || !errors.Is(err, why) {
-				t.Errorf("%v, want the error of the context and its cause", err)
-			}
-			return err
-		},
-		"waited long enough": func(t *testing.T, c *coordinator.Coordinator) error {
-			_, err := c.Acquire(t.Context(), "orders", coordinator.WaitAtMost(100*time.Millisecond))
-			if errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%v: no context has ended", err)
-			}
-			return err
-		},
-	}
-	for name, f := range giveUp {
-		t.Run(name, func(t *testing.T) {
+	for _, by := range []string{"its context", "WaitAtMost"} {
+		t.Run(by, func(t *testing.T) {
 			etcd := cluster(t, nil)
 			client, _ := tapped(t, etcd)
 			a, b := newCoordinator(t, client, steady), newCoordinator(t, client, steady)
 			c := newCoordinator(t, client, steady)
-			holder := acquire(t, a, "orders", coordinator.Reason("counting"))
-			waiting := ask(t, c, "other") // the session of c is open
-			release(t, waiting.granted(t))
+			holder := acquire(t, a, "orders")
+			release(t, acquire(t, c, "other")) // the session of c is open
 
-			err := f(t, b)
-			var busy *coordinator.BusyError
-			if !errors.As(err, &busy) || !errors.Is(err, coordinator.ErrBusy) || errors.Is(err, coordinator.ErrUnsettled) {
-				t.Fatalf("%v, want a BusyError", err)
+			var waiter *asking
+			if by == "WaitAtMost" {
+				waiter = ask(t, b, "orders", coordinator.WaitAtMost(100*time.Millisecond))
+			} else {
+				waiter = ask(t, b, "orders")
+				queued(t, client, "orders", 2)
+				waiter.cancel()
 			}
-			if h := busy.Holder; busy.Lock != "orders" || h.Token != holder.Token() || h.Key != holder.Key() || h.Reason != "counting" || h.Lease != holder.Lease() || h.Identity == "" || h.Since.IsZero() {
-				t.Errorf("held by %+v, want %s", h, holder.Token())
+			if err := waiter.failed(t); !errors.Is(err, coordinator.ErrBusy) || errors.Is(err, coordinator.ErrUnsettled) {
+				t.Fatalf("%v, want that it is busy", err)
 			}
 			if keys := queue(t, client, "orders"); len(keys) != 1 {
 				t.Fatalf("%d keys in the queue after giving up", len(keys))
