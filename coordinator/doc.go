@@ -70,7 +70,7 @@
 //
 // where the margin is a tenth of the TTL, at most a second. Elapsed time is the
 // larger of the monotonic clock and one that counts time asleep. The clock is
-// looked at every twentieth of the TTL, and at each call on a [Grant]. When an
+// looked at twice within each margin, and at each call on a [Grant]. When an
 // answer arrived plays no part in it.
 //
 // With each proof the coordinator also looks at the keys that hang on the

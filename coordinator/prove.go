@@ -12,7 +12,7 @@ import (
 // watchClock ends the session as soon as its trust window closes, whether or
 // not anything is heard from the network.
 func (s *session) watchClock() {
-	ticker := time.NewTicker(s.ttl / 20)
+	ticker := time.NewTicker(lookInterval(s.ttl))
 	defer ticker.Stop()
 	for {
 		select {

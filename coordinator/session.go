@@ -57,6 +57,10 @@ func margin(ttl time.Duration) time.Duration { return min(ttl/10, time.Second) }
 // proofs in a row may fail.
 func proofInterval(ttl time.Duration) time.Duration { return min(ttl/4, 2*time.Second) }
 
+// lookInterval is how often the clock is looked at: often enough that a window
+// that closes is noticed within the margin, before the lease can have ended.
+func lookInterval(ttl time.Duration) time.Duration { return margin(ttl) / 2 }
+
 // trustedFor is how long the session's locks may still be relied on, counted
 // from before the last proof was sent: the server cannot have started the
 // lease's time earlier than that, so it cannot have ended it by then. When an
