@@ -411,7 +411,9 @@ func TestEpochRecordThatMustNotBeActedOn(t *testing.T) {
 				clientv3.OpPut(coordinator.DefaultPrefix+"marks/stock", "1@orders")).Commit(); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _, _ = client.Delete(context.WithoutCancel(t.Context()), coordinator.DefaultPrefix+"marks/stock") })
+			t.Cleanup(func() {
+				_, _ = client.Delete(context.WithoutCancel(t.Context()), coordinator.DefaultPrefix+"marks/stock")
+			})
 		}, coordinator.ErrRestored},
 		"missing beside a session": {func(t *testing.T, client *clientv3.Client) {
 			acquire(t, newCoordinator(t, client, steady), "held")

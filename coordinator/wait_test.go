@@ -365,18 +365,19 @@ func TestWaiterThatGaveUpHasLeftTheQueue(t *testing.T) {
 	for _, by := range []string{"its context", "WaitAtMost"} {
 		t.Run(by, func(t *testing.T) {
 			etcd := cluster(t, nil)
-			client, _ := tapped(t, etcd)
+			client, w := tapped(t, etcd)
 			a, b := newCoordinator(t, client, steady), newCoordinator(t, client, steady)
 			c := newCoordinator(t, client, steady)
 			holder := acquire(t, a, "orders")
 			release(t, acquire(t, c, "other")) // the session of c is open
+			txns := count(w)
 
 			var waiter *asking
 			if by == "WaitAtMost" {
 				waiter = ask(t, b, "orders", coordinator.WaitAtMost(100*time.Millisecond))
 			} else {
 				waiter = ask(t, b, "orders")
-				queued(t, client, "orders", 2)
+				eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
 				waiter.cancel()
 			}
 			if err := waiter.failed(t); !errors.Is(err, coordinator.ErrBusy) || errors.Is(err, coordinator.ErrUnsettled) {
@@ -393,6 +394,35 @@ func TestWaiterThatGaveUpHasLeftTheQueue(t *testing.T) {
 			release(t, g)
 		})
 	}
+}
+
+// clientv3 forgets a watch whose context ends before the server has confirmed
+// it. The server does not, and the stream stays open too.
+func TestGivingUpWhileTheWatchBeginsLeavesNoWatch(t *testing.T) {
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd) // looks for watches
+	a, b := newCoordinator(t, etcd.Client(), steady), newCoordinator(t, client, steady)
+	holder := acquire(t, a, "orders")
+	created, proceed := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	w.OnMessage(func(_ context.Context, m *wire.Message) error {
+		if resp, ok := m.Payload.(*pb.WatchResponse); ok && !m.Sent && resp.Created {
+			once.Do(func() {
+				close(created)
+				<-proceed
+			})
+		}
+		return nil
+	})
+	waiter := ask(t, b, "orders")
+	<-created
+	waiter.cancel()
+	if err := waiter.failed(t); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	close(proceed)
+	queued(t, client, "orders", 1)
+	release(t, holder)
 }
 
 // A queue that is longer than what one process watches as a whole.
