@@ -1,0 +1,12 @@
+package coordinator
+
+// Waiting counts the goroutines that wait for a lock.
+func Waiting(c *Coordinator) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := 0
+	for _, q := range c.queues {
+		n += q.waiters.Len()
+	}
+	return n
+}
