@@ -43,9 +43,14 @@ var hasty = coordinator.Options{TTL: time.Second}
 func cluster(t *testing.T, opts *embedded.Options) *embedded.Cluster {
 	t.Helper()
 	etcd := embedded.Start(t, opts)
-	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("test", t.Name())))
+	label(t)
 	t.Cleanup(func() { nothingLeft(t, etcd.Client()) })
 	return etcd
+}
+
+// label marks all goroutines that this one starts from now on.
+func label(t *testing.T) {
+	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("test", t.Name())))
 }
 
 func nothingLeft(t *testing.T, client *clientv3.Client) {
