@@ -136,7 +136,7 @@ func TestHandOffBetweenProcessesCostsOneEventAndOneRead(t *testing.T) {
 	holder := acquire(t, a, "orders")
 	txns.reset()
 	waiter := ask(t, b, "orders")
-	eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
+	txns.looked(t)
 	w.Reset()
 	txns.reset()
 	before := raftIndex(t, etcd)
@@ -164,7 +164,7 @@ func TestWaitingCostsOneReadAProof(t *testing.T) {
 	b := newCoordinator(t, client, hasty)
 	holder := acquire(t, a, "orders")
 	waiters := []*asking{ask(t, b, "orders"), ask(t, b, "orders"), ask(t, b, "orders")}
-	eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
+	txns.looked(t)
 	proofs, watches := w.Calls("LeaseTimeToLive"), w.Calls("Watch")
 	eventually(t, "some proofs", func() bool { return w.Calls("LeaseTimeToLive") >= proofs+4 })
 	if n := txns.of(reads); n > 1+w.Calls("LeaseTimeToLive")-proofs {
@@ -193,11 +193,11 @@ func TestTrafficElsewhereCostsAWaiterNothing(t *testing.T) {
 	b := newCoordinator(t, client, steady)
 	holder := acquire(t, a, "orders")
 	waiter := ask(t, b, "orders")
-	eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
+	txns.looked(t)
 	start := time.Now()
-	for range 10 {
+	for range 5 {
 		var last int64
-		for range 100 {
+		for range 50 {
 			resp, err := etcd.Client().Put(t.Context(), "elsewhere", strings.Repeat("x", 100))
 			if err != nil {
 				t.Fatal(err)

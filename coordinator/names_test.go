@@ -132,7 +132,7 @@ func TestForeignKeysAreRespectedAndReported(t *testing.T) {
 		}
 		txns.reset()
 		waiter := ask(t, c, "orders")
-		eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
+		txns.looked(t)
 		waiter.waits(t)
 		waiter.cancel()
 		if err := waiter.failed(t); !errors.As(err, &busy) || busy.Holder.Key != foreign.key {

@@ -300,9 +300,9 @@ func TestReleaseDuringAnAuditDisturbsNobody(t *testing.T) {
 	}
 	// The process still knows that it holds the lock: whoever else wants it
 	// stands behind in the process and not behind an own key at etcd.
+	txns := count(w)
 	behind := ask(t, c, "orders")
 	behind.waits(t)
-	txns := count(w)
 	release(t, second)
 	third := behind.granted(t)
 	if txns.of(handsOn) != 1 || txns.of(enters) != 0 {

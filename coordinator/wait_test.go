@@ -68,7 +68,7 @@ func TestDeleteOfAnEarlierOwnerMakesNobodyOwner(t *testing.T) {
 	})
 	a := ask(t, c, "orders")
 	queued(t, client, "orders", 2)
-	eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
+	txns.looked(t)
 	for range 2 { // the second proves that the first was dealt with
 		if _, err := etcd.Client().Put(t.Context(), directory("orders")+"behind", ""); err != nil {
 			t.Fatal(err)
@@ -264,7 +264,7 @@ func TestCompactionIsNoEndOfWaiting(t *testing.T) {
 	txns := count(w)
 	waiter := ask(t, b, "orders")
 	place := queued(t, client, "orders", 2)[1]
-	eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
+	txns.looked(t)
 	var once sync.Once
 	onEvents(w, func(resp *pb.WatchResponse) error {
 		once.Do(func() {
@@ -377,7 +377,7 @@ func TestWaiterThatGaveUpHasLeftTheQueue(t *testing.T) {
 				waiter = ask(t, b, "orders", coordinator.WaitAtMost(100*time.Millisecond))
 			} else {
 				waiter = ask(t, b, "orders")
-				eventually(t, "the first look", func() bool { return txns.of(reads) == 1 })
+				txns.looked(t)
 				waiter.cancel()
 			}
 			if err := waiter.failed(t); !errors.Is(err, coordinator.ErrBusy) || errors.Is(err, coordinator.ErrUnsettled) {

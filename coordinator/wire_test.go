@@ -82,23 +82,30 @@ func of(kind string) wire.Option {
 
 // tally counts transactions by what they do, each attempt of each.
 type tally struct {
-	mu    sync.Mutex
-	count map[string]int
-	calls []*wire.Call
+	mu       sync.Mutex
+	count    map[string]int // when sent
+	answered map[string]int
+	calls    []*wire.Call
 }
 
 func count(w *wire.Wire) *tally {
-	c := &tally{count: make(map[string]int)}
+	c := &tally{count: make(map[string]int), answered: make(map[string]int)}
 	w.OnUnary(func(ctx context.Context, call *wire.Call) error {
-		if call.Method == "Txn" {
-			c.mu.Lock()
-			c.count[transaction(call)]++
-			kept := *call
-			kept.Request = proto.Clone(call.Request) // the client may use it again
-			c.calls = append(c.calls, &kept)
-			c.mu.Unlock()
+		if call.Method != "Txn" {
+			return call.Send(ctx)
 		}
-		return call.Send(ctx)
+		kind := transaction(call)
+		kept := *call
+		kept.Request = proto.Clone(call.Request) // the client may use it again
+		c.mu.Lock()
+		c.count[kind]++
+		c.calls = append(c.calls, &kept)
+		c.mu.Unlock()
+		err := call.Send(ctx)
+		c.mu.Lock()
+		c.answered[kind]++
+		c.mu.Unlock()
+		return err
 	})
 	return c
 }
@@ -109,10 +116,21 @@ func (c *tally) of(kind string) int {
 	return c.count[kind]
 }
 
+// looked waits until the coordinator has looked at a queue for the first time.
+func (c *tally) looked(t *testing.T) {
+	t.Helper()
+	eventually(t, "the first look", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.answered[reads] > 0
+	})
+}
+
 func (c *tally) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	clear(c.count)
+	clear(c.answered)
 	c.calls = nil
 }
 
