@@ -55,6 +55,8 @@ func prepare(ctx context.Context, o options) (*ground, error) {
 	return g, nil
 }
 
+// startOwn starts an etcd in this process. The workers reach it over TCP like any
+// other: what they see is a real cluster of one member.
 func (g *ground) startOwn(ctx context.Context, keep bool) error {
 	opts := new(embedded.Options)
 	if keep {
@@ -78,6 +80,7 @@ func (g *ground) startOwn(ctx context.Context, keep bool) error {
 func (g *ground) reach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
+	// A linearizable read, so the answer is also the proof of a quorum.
 	found, err := g.client.Get(ctx, g.prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
@@ -112,6 +115,7 @@ func (g *ground) whyNot() []string {
 
 // askVersion returns the versions of the members that answer.
 func (g *ground) askVersion(ctx context.Context) string {
+	// For the reader only: a member that does not answer is no reason to stop.
 	var versions []string
 	for _, endpoint := range g.target.Endpoints {
 		ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -157,6 +161,8 @@ func (g *ground) erase() error {
 	return nil
 }
 
+// eraseAll goes by what is there, not by what the workers have said: one of them
+// may have died before it could say anything.
 func (g *ground) eraseAll(ctx context.Context) error {
 	// A worker that was killed has left its lease, which would end by itself.
 	left, err := g.client.Get(ctx, g.prefix, clientv3.WithPrefix())
@@ -189,6 +195,8 @@ func (g *ground) kept() string {
 	return fmt.Sprintf("Kept: the keys under %s, in the data directory %s", g.prefix, filepath.Join(g.dir, "member0"))
 }
 
+// close ends what this process has opened. Closing an etcd of our own removes its
+// data, unless that is to be kept.
 func (g *ground) close() error {
 	var errs []error
 	if g.client != nil {

@@ -41,6 +41,8 @@ func hire(name string) (*hand, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Pipes of our own, since those of exec.Cmd are closed by its Wait, which
+	// cannot be used here: see process.
 	cmd := exec.Command(self, workerCommand)
 	var ours, theirs [3]*os.File
 	defer func() {
@@ -73,6 +75,8 @@ func hire(name string) (*hand, error) {
 	go func() {
 		defer close(heard)
 		defer ours[2].Close()
+		// A worker that says very much must neither fill the memory nor be held up
+		// by a full pipe.
 		_, _ = io.Copy(h.stderr, io.LimitReader(ours[2], 1<<16))
 		_, _ = io.Copy(io.Discard, ours[2])
 	}()
@@ -90,7 +94,7 @@ func (h *hand) listen(r io.ReadCloser, answers chan<- answer) {
 		}
 		select {
 		case answers <- a:
-		case <-h.gone:
+		case <-h.gone: // an answer that nobody waits for any more
 			return
 		}
 	}
@@ -137,6 +141,7 @@ func (h *hand) hear(ctx context.Context, do verb, want ...result) (answer, error
 	}
 }
 
+// failed says which order could not be carried out, and by whom.
 func (h *hand) failed(do verb, err error) error {
 	return fmt.Errorf("worker %s, %s: %w", h.name, do, err)
 }

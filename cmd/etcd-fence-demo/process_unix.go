@@ -78,6 +78,7 @@ func (p *process) watch() {
 	}
 }
 
+// set records a new state and wakes whoever waits for it.
 func (p *process) set(s state, status syscall.WaitStatus) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -136,7 +137,8 @@ func (p *process) stop(ctx context.Context) error {
 	return p.await(ctx, stopped)
 }
 
-// resume sends SIGCONT.
+// resume sends SIGCONT. The kernel is not asked whether it worked: the child shows
+// that by what it does, and macOS reports it in a way of its own.
 func (p *process) resume() error {
 	p.mu.Lock()
 	if p.state == stopped {
@@ -146,6 +148,7 @@ func (p *process) resume() error {
 	return p.signal(syscall.SIGCONT)
 }
 
+// kill ends the child at once, also a stopped one.
 func (p *process) kill() error { return p.signal(syscall.SIGKILL) }
 
 // signal does nothing once the child has ended: its number may be another's.

@@ -106,6 +106,8 @@ func (s *story) tell(ctx context.Context, a *act) (err error) {
 	return nil
 }
 
+// seed sets the stock, as somebody did long before. The parent does so, so that
+// the first write of a worker in the history is one of the story.
 func (s *story) seed(ctx context.Context, a *act) (err error) {
 	bound, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -129,6 +131,7 @@ func (s *story) revision(ctx context.Context) (int64, error) {
 	return resp.Header.Revision, nil
 }
 
+// grantToA lets A take the lock, and B learn that it is taken.
 func (s *story) grantToA(ctx context.Context, a *act) error {
 	got, err := s.a.do(ctx, order{Do: doAsk}, gotGranted)
 	if err != nil {
@@ -174,6 +177,7 @@ func (s *story) grantToB(ctx context.Context, a *act) error {
 	if err := s.b.tell(order{Do: doAcquire}); err != nil {
 		return err
 	}
+	// Only one of them prints at a time.
 	done := make(chan struct{})
 	counted := make(chan struct{})
 	go func() {

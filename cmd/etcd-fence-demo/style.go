@@ -38,6 +38,7 @@ func styleFor(w io.Writer) style {
 	return s
 }
 
+// paint colours a text. Pad before painting: escape codes have no width.
 func (s style) paint(p paint, text string) string {
 	if !s.colours || p == plain || text == "" {
 		return text

@@ -53,6 +53,8 @@ func readBack(ctx context.Context, client *clientv3.Client, acts []*act) (*table
 	return t, r.err
 }
 
+// part has the same rows for both tellings, so that the eye finds the one that
+// differs.
 func (r *reader) part(a *act) part {
 	afterLate, stored := writtenLate, "4"
 	title := "Without a fence"
@@ -93,6 +95,7 @@ func (r *reader) get(key string, revision int64, opts ...clientv3.OpOption) *mvc
 	return resp.Kvs[0]
 }
 
+// value reads what the key held at a revision.
 func (r *reader) value(what string, a *act, revision int64, want string) row {
 	kv := r.get(a.key, revision)
 	if kv == nil {
@@ -113,6 +116,8 @@ func (r *reader) writes(a *act, want string) row {
 	return row{what, want, got, got == want}
 }
 
+// lateWrite judges the answer that A got. That it was refused is not enough: it
+// must be for the right reason.
 func (r *reader) lateWrite(a *act) row {
 	const what = "answer to A's late write"
 	got := fmt.Sprintf("stored, revision %d", a.late.Revision)
@@ -130,6 +135,8 @@ func (r *reader) lateWrite(a *act) row {
 	return row{what, "refused", got, false}
 }
 
+// lateRelease judges the answer that A got, and looks whether the lock is still
+// B's.
 func (r *reader) lateRelease(a *act) row {
 	const what = "A's late release"
 	held := r.owner(a, a.afterRelease) == a.grantB
@@ -145,6 +152,8 @@ func (r *reader) lateRelease(a *act) row {
 	return row{what, "refused", got, a.lateRelease.Got == gotNotHeld && held}
 }
 
+// holder names who held the lock at a revision, which must be B: the old value of
+// the first telling was written under the eyes of the new owner.
 func (r *reader) holder(what string, a *act, revision int64) row {
 	got := "nobody"
 	owner := r.owner(a, revision)
@@ -187,6 +196,7 @@ func (r *reader) token(g grant) int64 {
 	return kv.CreateRevision
 }
 
+// tokens lists the grants of the whole run in the order in which they were made.
 func (r *reader) tokens(acts []*act) row {
 	var texts []string
 	right, last := true, int64(0)

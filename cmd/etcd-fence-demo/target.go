@@ -22,6 +22,7 @@ type target struct {
 	Key    string `json:"key,omitempty"`
 }
 
+// String is the list as etcdctl takes it.
 func (t target) String() string { return strings.Join(t.Endpoints, ",") }
 
 // etcdctl is the beginning of a command that reaches the same etcd.

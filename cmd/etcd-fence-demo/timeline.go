@@ -26,6 +26,7 @@ const (
 	nobody  actor = "-"
 )
 
+// paint gives each worker a colour, so that two stories can be followed at once.
 func (a actor) paint() paint {
 	switch a {
 	case workerA:

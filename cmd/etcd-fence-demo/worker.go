@@ -86,6 +86,7 @@ func (w *worker) serve(ctx context.Context) error {
 	}
 }
 
+// next waits for an order, or for the end of the parent.
 func (w *worker) next(ctx context.Context) (order, error) {
 	select {
 	case o := <-w.orders:
@@ -95,6 +96,8 @@ func (w *worker) next(ctx context.Context) (order, error) {
 	}
 }
 
+// obey carries one order out. Its error is the answer "failed": the parent decides
+// what comes of it.
 func (w *worker) obey(ctx context.Context, o order) (answer, error) {
 	switch o.Do {
 	case doStart:
@@ -120,6 +123,7 @@ func (w *worker) obey(ctx context.Context, o order) (answer, error) {
 	return answer{}, fmt.Errorf("cannot %q now", o.Do)
 }
 
+// start connects to etcd and makes sure that locks can be had there.
 func (w *worker) start(ctx context.Context, o order) (err error) {
 	if w.client, err = o.Target.dial(); err != nil {
 		return err
@@ -136,6 +140,7 @@ func (w *worker) start(ctx context.Context, o order) (err error) {
 	return w.locks.Ping(ctx)
 }
 
+// hold keeps the grant that was asked for, if it was given.
 func (w *worker) hold(g *coordinator.Grant, err error) (answer, error) {
 	var busy *coordinator.BusyError
 	switch {
@@ -222,6 +227,8 @@ func (w *worker) write(ctx context.Context, kv clientv3.KV, o order) (answer, er
 	return a, nil
 }
 
+// release gives the lock up. The grant stays where it is: a release of what was
+// lost, or released before, is part of the story.
 func (w *worker) release(ctx context.Context) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
