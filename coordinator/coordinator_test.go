@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"flag"
 	"os"
+	"runtime"
 	"runtime/pprof"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +27,14 @@ func TestMain(m *testing.M) {
 	if work := os.Getenv(workerVariable); work != "" {
 		worker(work) // this is the child process of a test
 		return
+	}
+	// Tests that run in parallel wait, and do little else: as many of them as
+	// there are processors would be few.
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		if err := parallel.Value.Set(strconv.Itoa(3 * runtime.GOMAXPROCS(0))); err != nil {
+			panic(err)
+		}
 	}
 	goleak.VerifyTestMain(m)
 }

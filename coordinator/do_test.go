@@ -157,6 +157,7 @@ func TestWaitingThatEndsNamesTheHolder(t *testing.T) {
 	holder := steady
 	holder.Identity = "the holder"
 	a, b := newCoordinator(t, etcd.Client(), holder), newCoordinator(t, etcd.Client(), steady)
+	release(t, acquire(t, b, "warm")) // the session is open
 	g := acquire(t, a, "orders", coordinator.Reason("stocktaking"))
 	for name, c := range map[string]*coordinator.Coordinator{"same process": a, "another process": b} {
 		_, err := c.Acquire(within(t, patience), "orders", coordinator.WaitAtMost(100*time.Millisecond))
