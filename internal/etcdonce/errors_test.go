@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -50,7 +49,7 @@ func TestDefinite(t *testing.T) {
 		status.Error(codes.Internal, "stream terminated by RST_STREAM"),
 		status.Error(codes.Unknown, "OK: HTTP status code 200"),
 		status.Error(codes.DataLoss, "?"), status.Error(codes.Aborted, "?"),
-		grpc.ErrClientConnClosing, context.Canceled, context.DeadlineExceeded, io.ErrUnexpectedEOF,
+		status.Error(codes.Canceled, "grpc: the client connection is closing"), context.Canceled, context.DeadlineExceeded, io.ErrUnexpectedEOF,
 		errors.New("something else"), nil,
 	}
 	check := func(err error, want bool) {

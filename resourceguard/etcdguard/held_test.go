@@ -258,7 +258,8 @@ func TestReadsAreRepeated(t *testing.T) {
 
 func TestOutcomes(t *testing.T) {
 	s := start(t, nil)
-	kv := fenced(t, s.guard, acquire(t, s.truth, "l"))
+	g := acquire(t, s.truth, "l")
+	kv := fenced(t, s.guard, g)
 	for name, op := range map[string]clientv3.Op{
 		"no such lease": clientv3.OpPut("k", "v", clientv3.WithLease(0x1234)),
 		"empty key":     clientv3.OpPut("", "v"),
@@ -271,7 +272,9 @@ func TestOutcomes(t *testing.T) {
 		}
 	}
 
+	// A client without a connection. One that had one sends on it until it notices.
 	s.etcd.Stop(t)
+	kv = fenced(t, newGuard(t, s.etcd.NewClient(t), nil), g)
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	_, err := kv.Put(ctx, "k", "v")

@@ -96,7 +96,7 @@ func (tw *twins) same(t interface {
 	t.Helper()
 	want, wantErr := do(t, tw.plain, op)
 	got, gotErr := do(t, tw.fenced, op)
-	if wantErr != gotErr { // EtcdErrors compare by code and text
+	if !errors.Is(gotErr, wantErr) { // EtcdErrors compare by code and text
 		t.Fatalf("%s:\nerror %v, without a guard %v", show(op), gotErr, wantErr)
 	}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
