@@ -123,7 +123,7 @@ func (c *Coordinator) join(w *waiter, lock, directory string) (*queue, error) {
 	if q == nil {
 		q = &queue{c: c, lock: lock, directory: directory, pause: newPause()}
 		c.queues[directory] = q
-	} else if w.try {
+	} else if w.try && (q.entry != nil || q.asking || q.waiters.Len() > 0) {
 		return nil, q.busyLocked()
 	}
 	q.joinLocked(w)

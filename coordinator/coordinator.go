@@ -41,6 +41,7 @@ type Coordinator struct {
 
 	closed  bool // nothing new begins
 	drained bool // no goroutine is started any more
+	orphans int  // leases that etcd has not confirmed to be gone
 	current *session
 	opening *opening
 	queues  map[string]*queue // by directory
@@ -92,6 +93,12 @@ func (c *Coordinator) spawnLocked(f func()) bool {
 		f()
 	}()
 	return true
+}
+
+func (c *Coordinator) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.spawnLocked(f)
 }
 
 // crew counts what is at work. Unlike a WaitGroup it may grow while somebody
@@ -209,6 +216,7 @@ func (c *Coordinator) drain(ctx context.Context) error {
 		c.mu.Lock()
 		drained = c.background.working == 0
 		c.drained = drained
+		clean = clean && c.orphans == 0
 		c.mu.Unlock()
 	}
 	if !clean {

@@ -223,7 +223,9 @@ func (c *Coordinator) loseLocked(e *entry, reason LostReason) (lost []*LostError
 	if e.grant != nil {
 		lost = e.grant.loseLocked(reason)
 	}
-	e.q.startLocked()
+	if e.q.entry == e {
+		e.q.startLocked()
+	}
 	return lost
 }
 

@@ -110,6 +110,10 @@ func (s *session) audit(bound time.Duration) (int, error) {
 	listed := make(map[string]bool, len(resp.Keys))
 	var strays []string
 	c.mu.Lock()
+	if s.ctx.Err() != nil {
+		c.mu.Unlock()
+		return 0, nil // its keys are known to nobody any more, and go with the lease
+	}
 	for _, k := range resp.Keys {
 		key := string(k)
 		listed[key] = true

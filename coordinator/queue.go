@@ -35,6 +35,7 @@ type queue struct {
 	waiters list.List // of *waiter
 	entry   *entry
 	driving bool
+	asking  bool               // the driver asks for the lock, for the waiter at the front
 	stop    context.CancelFunc // ends the driver's present wait
 	settled []chan struct{}    // closed when what a leaver left behind is gone, or wanted again
 	holder  Holder             // who owns the lock, if it is not this process
@@ -88,6 +89,9 @@ func (q *queue) answerLocked(w *waiter, r result) {
 	}
 	q.waiters.Remove(w.place)
 	w.place = nil
+	if q.entry == nil {
+		q.asking = false // who comes now is asked for afresh
+	}
 	w.result <- r
 }
 
@@ -162,12 +166,18 @@ func (q *queue) step() bool {
 	switch {
 	case e == nil && w == nil: // nothing left
 		q.driving = false
-		delete(c.queues, q.directory)
+		if c.queues[q.directory] == q {
+			delete(c.queues, q.directory)
+		}
 		c.mu.Unlock()
 		return false
 	case e == nil:
+		q.asking = true
 		c.mu.Unlock()
 		q.begin(w)
+		c.mu.Lock()
+		q.asking = false
+		c.mu.Unlock()
 	case e.grant == nil && w == nil: // nobody wants the key any more
 		c.mu.Unlock()
 		q.depart(e)

@@ -153,6 +153,7 @@ func (s *session) end(reason LostReason) {
 		lost = append(lost, c.loseLocked(e, reason)...)
 	}
 	if !c.spawnLocked(s.bury) {
+		c.orphans++
 		close(s.buried)
 	}
 	c.mu.Unlock()
@@ -189,6 +190,9 @@ func (s *session) bury() {
 		}
 		pause.wait(c.base)
 	}
+	c.mu.Lock()
+	c.orphans++
+	c.mu.Unlock()
 }
 
 // open begins a session.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -36,6 +37,11 @@ func (q *queue) await(e *entry) {
 			attempt = q.awaitNear
 		case ctx.Err() == nil:
 			q.c.log.Debug("watching a queue anew", "directory", q.directory, "error", err)
+			// Where watches do not work, looking does.
+			if v, err := q.readPlace(ctx, e, false); err == nil && v.owner {
+				q.deliver(e)
+				return
+			}
 			pause.wait(ctx)
 		}
 	}
@@ -64,7 +70,7 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 
 	// The watch comes first and the look second, so that nothing can happen
 	// between the two.
-	queue, err := q.watch(ctx, q.directory, clientv3.WithPrefix())
+	queue, err := q.c.watch(ctx, q.directory, clientv3.WithPrefix())
 	if err != nil {
 		return false, err
 	}
@@ -102,7 +108,7 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	own, err := q.watch(ctx, e.key)
+	own, err := q.c.watch(ctx, e.key)
 	if err != nil {
 		return false, err
 	}
@@ -126,7 +132,7 @@ func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool
 func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clientv3.WatchChan) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch, err := q.watch(ctx, before)
+	watch, err := q.c.watch(ctx, before)
 	if err != nil {
 		return err
 	}
@@ -148,20 +154,59 @@ func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clien
 	}
 }
 
-// watch opens a watch from now on and waits until the server has it.
-func (q *queue) watch(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.WatchChan, error) {
+// watch opens a watch from now on, until ctx ends, and waits until the server
+// has it.
+//
+// The client's Watch returns when the server has answered. If its context ends
+// before that, the client forgets the watch, and the server keeps it until the
+// client is closed. So a watch that nobody waits for any more is first let
+// begin, and then ended.
+func (c *Coordinator) watch(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.WatchChan, error) {
 	// A member that is cut off from its leader must say so, not be silent.
-	ctx = clientv3.WithRequireLeader(ctx)
-	w := q.c.watcher.Watch(ctx, key, append(opts, clientv3.WithCreatedNotify())...)
-	select {
-	case resp, ok := <-w:
-		if err := watchErr(resp, ok); err != nil {
-			return nil, err
-		}
-		return w, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	watching, end := context.WithCancel(clientv3.WithRequireLeader(context.WithoutCancel(ctx)))
+	type begun struct {
+		watch clientv3.WatchChan
+		err   error
 	}
+	begins := make(chan begun, 1)
+	ok := c.spawn(func() {
+		w := c.watcher.Watch(watching, key, append(opts, clientv3.WithCreatedNotify())...)
+		resp, ok := <-w
+		begins <- begun{w, watchErr(resp, ok)}
+	})
+	if !ok {
+		end()
+		return nil, ErrClosed
+	}
+	late := time.NewTimer(c.callTimeout)
+	defer late.Stop()
+	var err error
+	select {
+	case b := <-begins:
+		if b.err != nil {
+			end()
+			return nil, b.err
+		}
+		context.AfterFunc(ctx, end)
+		return b.watch, nil
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-late.C:
+		err = errors.New("the watch does not begin")
+	}
+	if !c.spawn(func() {
+		defer end()
+		late := time.NewTimer(c.callTimeout)
+		defer late.Stop()
+		select {
+		case <-begins:
+		case <-late.C:
+		case <-c.base.Done():
+		}
+	}) {
+		end()
+	}
+	return nil, err
 }
 
 func watchErr(resp clientv3.WatchResponse, ok bool) error {
