@@ -80,17 +80,19 @@ func TestLockIsHeldUntilTheFunctionHasReturned(t *testing.T) {
 	etcd := cluster(t, nil)
 	a, b := newCoordinator(t, etcd.Client(), hasty), newCoordinator(t, etcd.Client(), hasty)
 	ctx, cancel := context.WithCancel(t.Context())
+	started := make(chan struct{})
 	stopping, stopped := make(chan *coordinator.Grant), make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
 		done <- a.Do(ctx, "orders", func(ctx context.Context, g *coordinator.Grant) error {
+			close(started)
 			<-ctx.Done()
 			stopping <- g
 			<-stopped
 			return ctx.Err()
 		})
 	}()
-	queued(t, etcd.Client(), "orders", 1)
+	<-started
 	waiter := ask(t, b, "orders")
 	cancel()
 	g := <-stopping

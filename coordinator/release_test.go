@@ -345,6 +345,30 @@ func TestTryAfterABusyTry(t *testing.T) {
 	}
 }
 
+// Somebody else was faster between the look and the acquire.
+func TestTryThatComesSecondLeavesNothing(t *testing.T) {
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	a, b := newCoordinator(t, etcd.Client(), steady), newCoordinator(t, client, steady)
+	request := w.Hold("Txn", of(enters))
+	tried := make(chan error, 1)
+	go func() {
+		g, err := b.TryAcquire(within(t, patience), "orders")
+		tried <- errOf(g, err)
+	}()
+	held(t, request)
+	g := acquire(t, a, "orders")
+	request.Release()
+	var busy *coordinator.BusyError
+	if err := <-tried; !errors.As(err, &busy) || busy.Holder.Token != g.Token() {
+		t.Errorf("%v, want that %s holds", err, g.Token())
+	}
+	if keys := queue(t, client, "orders"); len(keys) != 1 || keys[0].CreateRevision != g.Token().Revision() {
+		t.Errorf("the queue: %v", keys)
+	}
+	release(t, g)
+}
+
 func TestReleaseWithAnEndedContextReleases(t *testing.T) {
 	etcd := cluster(t, nil)
 	client, _ := tapped(t, etcd)

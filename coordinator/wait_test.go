@@ -531,7 +531,8 @@ func TestFarWaiterNoticesThatItsKeyIsGone(t *testing.T) {
 
 func TestCloseEndsWaiting(t *testing.T) {
 	etcd := cluster(t, nil)
-	client, _ := tapped(t, etcd)
+	client, w := tapped(t, etcd)
+	txns := count(w)
 	a := newCoordinator(t, client, steady)
 	b, err := coordinator.New(client, &steady)
 	if err != nil {
@@ -539,7 +540,7 @@ func TestCloseEndsWaiting(t *testing.T) {
 	}
 	holder := acquire(t, a, "orders")
 	waiters := []*asking{ask(t, b, "orders"), ask(t, b, "orders")}
-	queued(t, client, "orders", 2)
+	txns.looked(t)
 	if err := b.Close(within(t, patience)); err != nil {
 		t.Fatal(err)
 	}
