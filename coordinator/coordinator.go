@@ -38,6 +38,7 @@ type Coordinator struct {
 	mu         sync.Mutex
 	running    crew // functions under Do
 	background crew // goroutines of our own
+	watches    crew // watches that have not begun
 
 	closed  bool // nothing new begins
 	drained bool // no goroutine is started any more
@@ -79,26 +80,22 @@ func New(client *clientv3.Client, opts *Options) (*Coordinator, error) {
 
 // spawnLocked runs f in a goroutine that Close waits for. It does nothing and
 // returns false once Close has stopped waiting.
-func (c *Coordinator) spawnLocked(f func()) bool {
+func (c *Coordinator) spawnLocked(f func()) bool { return c.spawnInLocked(&c.background, f) }
+
+func (c *Coordinator) spawnInLocked(w *crew, f func()) bool {
 	if c.drained {
 		return false
 	}
-	c.background.working++
+	w.working++
 	go func() {
 		defer func() {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.background.doneLocked()
+			w.doneLocked()
 		}()
 		f()
 	}()
 	return true
-}
-
-func (c *Coordinator) spawn(f func()) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.spawnLocked(f)
 }
 
 // crew counts what is at work. Unlike a WaitGroup it may grow while somebody
@@ -210,11 +207,16 @@ func (c *Coordinator) drain(ctx context.Context) error {
 	wait, cancel := graceful(ctx, c.opts.CleanupTimeout)
 	defer cancel()
 	clean := c.await(wait, &c.background)
+	// A watch that does not begin is no reason to say that something is left.
+	begin, cancel := context.WithTimeout(wait, c.opts.CleanupTimeout)
+	defer cancel()
+	c.await(begin, &c.watches)
 	c.stop()
 	for drained := false; !drained; {
 		c.await(context.WithoutCancel(ctx), &c.background)
+		c.await(context.WithoutCancel(ctx), &c.watches)
 		c.mu.Lock()
-		drained = c.background.working == 0
+		drained = c.background.working == 0 && c.watches.working == 0
 		c.drained = drained
 		clean = clean && c.orphans == 0
 		c.mu.Unlock()

@@ -505,7 +505,7 @@ func TestSessionOfThousandsOfLocks(t *testing.T) {
 	t.Parallel()
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
-	c := newCoordinator(t, client, coordinator.Options{TTL: 2 * time.Second})
+	c := newCoordinator(t, client, coordinator.Options{TTL: 10 * time.Second})
 	const locks = 2000
 	grants := make(chan *coordinator.Grant, locks)
 	var all sync.WaitGroup

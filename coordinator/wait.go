@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -37,11 +36,6 @@ func (q *queue) await(e *entry) {
 			attempt = q.awaitNear
 		case ctx.Err() == nil:
 			q.c.log.Debug("watching a queue anew", "directory", q.directory, "error", err)
-			// Where watches do not work, looking does.
-			if v, err := q.readPlace(ctx, e, false); err == nil && v.owner {
-				q.deliver(e)
-				return
-			}
 			pause.wait(ctx)
 		}
 	}
@@ -70,9 +64,9 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 
 	// The watch comes first and the look second, so that nothing can happen
 	// between the two.
-	queue, err := q.c.watch(ctx, q.directory, clientv3.WithPrefix())
-	if err != nil {
-		return false, err
+	queue, owner, err := q.begun(ctx, e, q.c.watch(ctx, q.directory, clientv3.WithPrefix()))
+	if owner || err != nil {
+		return owner, err
 	}
 	for {
 		v, err := q.readPlace(ctx, e, false)
@@ -108,9 +102,9 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	own, err := q.c.watch(ctx, e.key)
-	if err != nil {
-		return false, err
+	own, owner, err := q.begun(ctx, e, q.c.watch(ctx, e.key))
+	if owner || err != nil {
+		return owner, err
 	}
 	for {
 		v, err := q.readPlace(ctx, e, true)
@@ -120,8 +114,8 @@ func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool
 		case !v.far:
 			return false, errNear
 		}
-		if err := q.awaitOne(ctx, e, v.before, own); err != nil {
-			return false, err
+		if owner, err := q.awaitOne(ctx, e, v.before, own); owner || err != nil {
+			return owner, err
 		}
 		pause.policy.Reset()
 	}
@@ -129,84 +123,86 @@ func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool
 
 // awaitOne waits until the key before the own one is deleted, or something else
 // makes it necessary to look again.
-func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clientv3.WatchChan) error {
+func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clientv3.WatchChan) (owner bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch, err := q.c.watch(ctx, before)
-	if err != nil {
-		return err
+	watch, owner, err := q.begun(ctx, e, q.c.watch(ctx, before))
+	if owner || err != nil {
+		return owner, err
 	}
 	// It may have gone before the watch began.
 	if v, err := q.readPlace(ctx, e, true); err != nil || v.before != before {
-		return err
+		return false, err
 	}
 	select {
 	case resp, ok := <-watch:
-		return watchErr(resp, ok)
+		return false, watchErr(resp, ok)
 	case resp, ok := <-own:
-		return watchErr(resp, ok)
+		return false, watchErr(resp, ok)
 	case <-e.s.tick():
-		return nil
+		return false, nil
 	case <-e.gone:
-		return nil
+		return false, nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	}
 }
 
-// watch opens a watch from now on, until ctx ends, and waits until the server
-// has it.
-//
-// The client's Watch returns when the server has answered. If its context ends
-// before that, the client forgets the watch, and the server keeps it until the
-// client is closed. So a watch that nobody waits for any more is first let
-// begin, and then ended.
-func (c *Coordinator) watch(ctx context.Context, key string, opts ...clientv3.OpOption) (clientv3.WatchChan, error) {
-	// A member that is cut off from its leader must say so, not be silent.
-	watching, end := context.WithCancel(clientv3.WithRequireLeader(context.WithoutCancel(ctx)))
-	type begun struct {
-		watch clientv3.WatchChan
-		err   error
+// begun waits until a watch has begun. Meanwhile it looks at each proof, so that
+// waiting goes on where watches do not.
+func (q *queue) begun(ctx context.Context, e *entry, begins <-chan begunWatch) (watch clientv3.WatchChan, owner bool, err error) {
+	for {
+		select {
+		case b := <-begins:
+			return b.watch, false, b.err
+		case <-e.s.tick():
+			if v, err := q.readPlace(ctx, e, false); err == nil && v.owner {
+				return nil, true, nil
+			}
+		case <-e.gone:
+			return nil, false, errKeyGone
+		case <-ctx.Done():
+			return nil, false, ctx.Err()
+		}
 	}
-	begins := make(chan begun, 1)
-	ok := c.spawn(func() {
+}
+
+// begunWatch is a watch that the server has, or why it has not.
+type begunWatch struct {
+	watch clientv3.WatchChan
+	err   error
+}
+
+// watch opens a watch from now on, until ctx ends. It is delivered when the
+// server has it.
+//
+// If the context of a watch ends before that, the client forgets it, and the
+// server keeps it until the client is closed. So a watch that nobody waits for
+// any more is first let begin, and then ended: only the end of the coordinator
+// cuts that short.
+func (c *Coordinator) watch(ctx context.Context, key string, opts ...clientv3.OpOption) <-chan begunWatch {
+	begins := make(chan begunWatch, 1)
+	c.mu.Lock()
+	ok := c.spawnInLocked(&c.watches, func() {
+		// A member that is cut off from its leader must say so, not be silent.
+		watching, end := context.WithCancel(clientv3.WithRequireLeader(context.WithoutCancel(ctx)))
+		stop := context.AfterFunc(c.base, end)
 		w := c.watcher.Watch(watching, key, append(opts, clientv3.WithCreatedNotify())...)
 		resp, ok := <-w
-		begins <- begun{w, watchErr(resp, ok)}
-	})
-	if !ok {
-		end()
-		return nil, ErrClosed
-	}
-	late := time.NewTimer(c.callTimeout)
-	defer late.Stop()
-	var err error
-	select {
-	case b := <-begins:
-		if b.err != nil {
+		stop()
+		err := watchErr(resp, ok)
+		if err != nil {
 			end()
-			return nil, b.err
+		} else {
+			context.AfterFunc(ctx, end)
 		}
-		context.AfterFunc(ctx, end)
-		return b.watch, nil
-	case <-ctx.Done():
-		err = ctx.Err()
-	case <-late.C:
-		err = errors.New("the watch does not begin")
+		begins <- begunWatch{w, err}
+	})
+	c.mu.Unlock()
+	if !ok {
+		begins <- begunWatch{err: ErrClosed}
 	}
-	if !c.spawn(func() {
-		defer end()
-		late := time.NewTimer(c.callTimeout)
-		defer late.Stop()
-		select {
-		case <-begins:
-		case <-late.C:
-		case <-c.base.Done():
-		}
-	}) {
-		end()
-	}
-	return nil, err
+	return begins
 }
 
 func watchErr(resp clientv3.WatchResponse, ok bool) error {
