@@ -56,7 +56,6 @@ func (o *Options) fences(f Fenced) ([]fence, error) {
 	}
 	result := make([]fence, len(compares))
 	for i, c := range compares {
-		c = c.Clone()
 		key, revision, err := ownership(c.GetCompare())
 		if err != nil {
 			return nil, err

@@ -187,6 +187,7 @@ func TestProtectedKeys(t *testing.T) {
 		"everything":         clientv3.OpDelete("", prefix),
 		"from before":        clientv3.OpDelete("app/l", clientv3.WithFromKey()),
 		"range up to inside": clientv3.OpDelete("app/", clientv3.WithRange("app/locks/l/0")),
+		"the prefix itself":  clientv3.OpPut("/etcd-fence/", ""),
 		"the epoch":          clientv3.OpPut("/etcd-fence/epoch", ""),
 		"a session":          clientv3.OpDelete("/etcd-fence/sessions/1"),
 		"nested": clientv3.OpTxn(nil, nil, []clientv3.Op{clientv3.OpTxn(nil, []clientv3.Op{
