@@ -353,15 +353,20 @@ func TestTryThatComesSecondLeavesNothing(t *testing.T) {
 	request := w.Hold("Txn", of(enters))
 	tried := make(chan error, 1)
 	go func() {
-		g, err := b.TryAcquire(within(t, patience), "orders")
+		g, err := b.TryAcquire(t.Context(), "orders")
 		tried <- errOf(g, err)
 	}()
 	held(t, request)
 	g := acquire(t, a, "orders")
 	request.Release()
-	var busy *coordinator.BusyError
-	if err := <-tried; !errors.As(err, &busy) || busy.Holder.Token != g.Token() {
-		t.Errorf("%v, want that %s holds", err, g.Token())
+	select {
+	case err := <-tried:
+		var busy *coordinator.BusyError
+		if !errors.As(err, &busy) || busy.Holder.Token != g.Token() {
+			t.Errorf("%v, want that %s holds", err, g.Token())
+		}
+	case <-time.After(patience):
+		t.Fatal("a try waits for the lock")
 	}
 	if keys := queue(t, client, "orders"); len(keys) != 1 || keys[0].CreateRevision != g.Token().Revision() {
 		t.Errorf("the queue: %v", keys)
