@@ -16,7 +16,7 @@ import (
 // 200 goroutines of one process want one lock. What etcd held is judged by the
 // history of the lock's directory, watched from before the first of them.
 func TestManyGoroutinesOneKey(t *testing.T) {
-	t.Parallel()
+	// Not parallel: it would take the processor from tests about time.
 	const goroutines = 200
 	etcd := cluster(t, nil)
 	c := newCoordinator(t, etcd.Client(), steady)
@@ -157,7 +157,7 @@ func memory() int64 {
 // Several processes, several goroutines each: holders never overlap and tokens
 // rise in the order of the grants.
 func TestManyProcessesManyGoroutines(t *testing.T) {
-	t.Parallel()
+	// Not parallel: it would take the processor from tests about time.
 	const processes, goroutines, turns = 4, 8, 5
 	etcd := cluster(t, nil)
 	var (

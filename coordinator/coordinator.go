@@ -208,7 +208,7 @@ func (c *Coordinator) drain(ctx context.Context) error {
 	defer cancel()
 	clean := c.await(wait, &c.background)
 	// A watch that does not begin is no reason to say that something is left.
-	begin, cancel := context.WithTimeout(wait, c.opts.CleanupTimeout)
+	begin, cancel := context.WithTimeout(wait, c.callTimeout)
 	defer cancel()
 	c.await(begin, &c.watches)
 	c.stop()

@@ -47,7 +47,7 @@ const patience = 20 * time.Second
 var steady = coordinator.Options{TTL: time.Minute}
 
 // hasty is for tests that are about time.
-var hasty = coordinator.Options{TTL: 2 * time.Second}
+var hasty = coordinator.Options{TTL: 3 * time.Second}
 
 // cluster runs an etcd for a test. When the test's coordinators have been
 // closed, no key and no lease of theirs may be left, and no goroutine.

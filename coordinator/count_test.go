@@ -186,7 +186,7 @@ func TestWaitingCostsOneReadAProof(t *testing.T) {
 // Other keys move on and are compacted all the time. A waiter of a quiet lock
 // must not start over with each of them.
 func TestTrafficElsewhereCostsAWaiterNothing(t *testing.T) {
-	t.Parallel()
+	// Not parallel: it would take the processor from tests about time.
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
 	txns := count(w)

@@ -86,7 +86,7 @@ func TestCoordinatorKeepsMutexOut(t *testing.T) {
 // Both kinds at once, many hand-offs in both directions. The mutexes use the
 // same keys again and again.
 func TestMutexAndCoordinatorShareALock(t *testing.T) {
-	t.Parallel()
+	// Not parallel: it would take the processor from tests about time.
 	const each, turns = 3, 15
 	etcd := cluster(t, nil)
 	c := newCoordinator(t, etcd.Client(), steady)

@@ -231,6 +231,12 @@ func (q *queue) begin(w *waiter) {
 	at, err := enter()
 	if err == nil {
 		q.pause.policy.Reset()
+		if at.first == nil {
+			// Adopted: where it stands is not known. Mostly it owns the lock, and
+			// nothing needs to be watched.
+			v, err := q.readPlace(ctx, e, false)
+			at.owner = err == nil && v.owner
+		}
 		if at.owner {
 			q.deliver(e)
 		} else if at.first != nil {

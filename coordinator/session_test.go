@@ -502,7 +502,7 @@ func TestSessionOfThousandsOfLocks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes thousands of locks")
 	}
-	t.Parallel()
+	// Not parallel: it would take the processor from tests about time.
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
 	c := newCoordinator(t, client, coordinator.Options{TTL: 10 * time.Second})

@@ -228,7 +228,7 @@ func TestServerTimeoutsAreNotRepeatedUnseen(t *testing.T) {
 // of the session key answers for all; a settle for each would make the retries
 // of all others fail, again and again.
 func TestManyUnknownAcquiresSettleTogether(t *testing.T) {
-	t.Parallel()
+	// Not parallel: it would take the processor from tests about time.
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
 	c := newCoordinator(t, client, steady)

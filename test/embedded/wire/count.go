@@ -65,7 +65,9 @@ func (c *counter) read(counts map[string]int, method string) int {
 // attempt is what the transport does for one request or stream.
 type attempt struct {
 	method string
-	sent   bool // guarded by counter.mu
+	// Guarded by counter.mu. An attempt whose ctx has ended can end before its
+	// header is reported.
+	sent, ended bool
 }
 
 type attemptKey struct{}
@@ -87,11 +89,13 @@ func (c *counter) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	case *stats.OutHeader: // from here it is on its way
 		a.sent = true
 		c.calls[a.method]++
-		c.open[a.method]++
+		if !a.ended {
+			c.open[a.method]++
+		}
 	case *stats.OutPayload:
 		c.messages[a.method]++
 	case *stats.End:
-		if a.sent {
+		if a.ended = true; a.sent {
 			c.open[a.method]--
 		}
 	}
