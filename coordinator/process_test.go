@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -14,6 +15,8 @@ import (
 
 // workerVariable in the environment makes a worker of the test binary.
 const workerVariable = "COORDINATOR_TEST_WORKER"
+
+const workerTTL = 2 * time.Second
 
 // worker is a process that holds a lock and writes under it, without a pause and
 // without asking whether it still holds it, until etcd refuses a write. It says
@@ -34,7 +37,7 @@ func work(endpoint string) error {
 		return err
 	}
 	defer client.Close()
-	c, err := coordinator.New(client, &hasty)
+	c, err := coordinator.New(client, &coordinator.Options{TTL: workerTTL})
 	if err != nil {
 		return err
 	}

@@ -199,7 +199,8 @@ func TestAnswersThatTakeLongerThanTheLease(t *testing.T) {
 				t.Parallel()
 				etcd := cluster(t, nil)
 				client, w := tapped(t, etcd)
-				c := newCoordinator(t, client, hasty)
+				const ttl = 2 * time.Second
+				c := newCoordinator(t, client, coordinator.Options{TTL: ttl})
 				latch := w.HoldReply("LeaseGrant")
 				if slow != "LeaseGrant" {
 					latch.Remove()
@@ -216,7 +217,7 @@ func TestAnswersThatTakeLongerThanTheLease(t *testing.T) {
 				}
 				a := ask(t, c, "orders")
 				held(t, latch)
-				time.AfterFunc(1500*time.Millisecond, func() {
+				time.AfterFunc(ttl+ttl/4, func() {
 					if hook != nil {
 						hook.Remove()
 					}
@@ -481,7 +482,7 @@ func TestRaisedTTLIsReported(t *testing.T) {
 	etcd := cluster(t, &embedded.Options{Config: func(c *embed.Config) {
 		c.TickMs, c.ElectionMs = 100, 1900
 	}})
-	c := newCoordinator(t, etcd.Client(), hasty)
+	c := newCoordinator(t, etcd.Client(), coordinator.Options{TTL: time.Second})
 	g := acquire(t, c, "orders")
 	resp, err := etcd.Client().TimeToLive(t.Context(), g.Lease())
 	if err != nil {
@@ -505,7 +506,7 @@ func TestSessionOfThousandsOfLocks(t *testing.T) {
 	// Not parallel: it would take the processor from tests about time.
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
-	c := newCoordinator(t, client, coordinator.Options{TTL: 10 * time.Second})
+	c := newCoordinator(t, client, coordinator.Options{TTL: 4 * time.Second})
 	const locks = 2000
 	grants := make(chan *coordinator.Grant, locks)
 	var all sync.WaitGroup

@@ -66,7 +66,7 @@ func TestStoppedHolderWritesNoMore(t *testing.T) {
 	if err != nil || !first.Succeeded {
 		t.Fatalf("the write of the next holder: applied %v, %v", first.Succeeded, err)
 	}
-	for time.Since(stopped) < 2500*time.Millisecond { // two TTLs and a half
+	for time.Since(stopped) < 2*workerTTL+workerTTL/2 {
 		pause()
 	}
 	if err := a.Process.Signal(syscall.SIGCONT); err != nil {
