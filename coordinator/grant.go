@@ -31,7 +31,7 @@ var _ revisionfence.Source = (*Grant)(nil)
 // newGrant makes the handle of an entry that owns its lock. Its context keeps
 // the values of the caller's, but does not end with it: a caller whose deadline
 // passed still holds the lock, and must be able to tell.
-func newGrant(e *entry, token revisionfence.Token, caller context.Context) *Grant {
+func newGrant(caller context.Context, e *entry, token revisionfence.Token) *Grant {
 	g := &Grant{entry: e, token: token, left: make(chan struct{})}
 	ctx := context.WithoutCancel(caller)
 	ctx = context.WithValue(ctx, heldKey{}, &held{grant: g, outer: heldIn(ctx)})

@@ -18,14 +18,12 @@ func newPause() pause {
 	)}
 }
 
-// wait pauses, longer each time, and reports whether ctx still goes on.
-func (p pause) wait(ctx context.Context) bool {
+// wait pauses, longer each time, or until ctx ends.
+func (p pause) wait(ctx context.Context) {
 	t := time.NewTimer(p.policy.NextBackOff())
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return true
 	case <-ctx.Done():
-		return false
 	}
 }

@@ -346,7 +346,7 @@ func (q *queue) deliver(e *entry) {
 		return
 	}
 	q.holder, q.trouble = Holder{}, nil
-	e.grant = newGrant(e, token, w.ctx)
+	e.grant = newGrant(w.ctx, e, token)
 	q.answerLocked(w, result{grant: e.grant})
 }
 

@@ -225,7 +225,7 @@ func (c *Coordinator) open(ctx context.Context) (*session, error) {
 	}
 	s.settling.s = s
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(c.base))
-	s.inner, err = newInner(c.client, s.ctx, s.lease)
+	s.inner, err = newInner(s.ctx, c.client, s.lease)
 	if err != nil {
 		s.abandon()
 		return nil, fmt.Errorf("keep lease %s alive: %w", leaseHex(s.lease), err)
@@ -239,7 +239,7 @@ func (c *Coordinator) open(ctx context.Context) (*session, error) {
 
 // newInner starts etcd's own session on the lease. Its context is the
 // session's: one that ended earlier would silently stop the renewal.
-func newInner(client *clientv3.Client, ctx context.Context, lease clientv3.LeaseID) (*concurrency.Session, error) {
+func newInner(ctx context.Context, client *clientv3.Client, lease clientv3.LeaseID) (*concurrency.Session, error) {
 	inner, err := concurrency.NewSession(client, concurrency.WithLease(lease), concurrency.WithContext(ctx))
 	if err == nil && inner == nil {
 		err = errors.New("the client has stopped renewing leases")

@@ -187,7 +187,7 @@ func TestLeaseEndsWhileSettling(t *testing.T) {
 		t.Error("a grant on a lease that has ended")
 	}
 	stands(t, client, g)
-	ended(t, before)
+	_ = ended(t, before)
 	release(t, g)
 }
 

@@ -117,7 +117,7 @@ func trusting(t *testing.T, f func(t *testing.T, b *bench)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.g = newGrant(e, token, t.Context())
+		b.g = newGrant(t.Context(), e, token)
 		e.grant = b.g
 		c.mu.Lock()
 		c.spawnLocked(s.watchClock)
