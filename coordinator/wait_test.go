@@ -58,10 +58,11 @@ func TestDeleteOfAnEarlierOwnerMakesNobodyOwner(t *testing.T) {
 
 	txns := count(w)
 	passed := make(chan struct{}, 8)
+	key := []byte(mutex.Key()) // read now: Unlock clears it, and an event can be in the hook then
 	hook := onEvents(w, func(resp *pb.WatchResponse) error {
 		resp.Events = []*mvccpb.Event{{
 			Type: mvccpb.Event_DELETE,
-			Kv:   &mvccpb.KeyValue{Key: []byte(mutex.Key()), ModRevision: gone.Header.Revision},
+			Kv:   &mvccpb.KeyValue{Key: key, ModRevision: gone.Header.Revision},
 		}}
 		passed <- struct{}{}
 		return nil
