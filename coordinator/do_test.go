@@ -161,19 +161,22 @@ func TestWaitingThatEndsNamesTheHolder(t *testing.T) {
 	a, b := newCoordinator(t, etcd.Client(), holder), newCoordinator(t, etcd.Client(), steady)
 	release(t, acquire(t, b, "warm")) // the session is open
 	g := acquire(t, a, "orders", coordinator.Reason("stocktaking"))
+	if err := b.Ping(within(t, patience)); err != nil { // its session is open: only the wait is measured
+		t.Fatal(err)
+	}
 	for name, c := range map[string]*coordinator.Coordinator{"same process": a, "another process": b} {
-		_, err := c.Acquire(within(t, patience), "orders", coordinator.WaitAtMost(100*time.Millisecond))
+		_, err := c.Acquire(within(t, patience), "orders", coordinator.WaitAtMost(400*time.Millisecond))
 		named(t, name+", WaitAtMost", err, g)
 		if errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: WaitAtMost ended, and the error speaks of the context: %v", name, err)
 		}
-		_, err = c.Acquire(within(t, 100*time.Millisecond), "orders")
+		_, err = c.Acquire(within(t, 400*time.Millisecond), "orders")
 		named(t, name+", deadline", err, g)
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: the context ended: %v", name, err)
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		time.AfterFunc(100*time.Millisecond, func() { cancel(errMine) })
+		time.AfterFunc(400*time.Millisecond, func() { cancel(errMine) })
 		_, err = c.Acquire(ctx, "orders")
 		named(t, name+", cancelled", err, g)
 		if !errors.Is(err, context.Canceled) || !errors.Is(err, errMine) {
