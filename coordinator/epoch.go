@@ -84,8 +84,7 @@ func clusterHex(id uint64) string { return strconv.FormatUint(id, 16) }
 type opening struct {
 	done    chan struct{}
 	err     error
-	waiting int
-	cancel  context.CancelFunc
+	waiting int // who has not left
 }
 
 // session returns the coordinator's live session, opening one if there is none.
@@ -118,13 +117,10 @@ func (c *Coordinator) session(ctx context.Context) (*session, error) {
 				return nil, o.err
 			}
 		case <-ctx.Done():
+			// The attempt goes on: a lease that is being granted now could not be
+			// found again. Whoever comes next joins it.
 			c.mu.Lock()
-			if o.waiting--; o.waiting == 0 {
-				o.cancel()
-				if c.opening == o {
-					c.opening = nil // whoever comes next starts anew
-				}
-			}
+			o.waiting--
 			c.mu.Unlock()
 			return nil, ctx.Err()
 		}
@@ -133,7 +129,7 @@ func (c *Coordinator) session(ctx context.Context) (*session, error) {
 
 func (c *Coordinator) startOpeningLocked() *opening {
 	ctx, cancel := context.WithTimeout(c.base, c.openTimeout)
-	o := &opening{done: make(chan struct{}), cancel: cancel}
+	o := &opening{done: make(chan struct{})}
 	c.opening = o
 	c.spawnLocked(func() {
 		defer cancel()
@@ -155,9 +151,8 @@ func (c *Coordinator) adopt(o *opening, s *session, err error) {
 	switch {
 	case err != nil:
 		o.err = fmt.Errorf("open a session at etcd: %w", err)
-	case c.closed || c.current != nil:
-		// Nobody needs it: the coordinator was closed, or all who waited left
-		// and another attempt was first.
+	case c.closed || o.waiting == 0:
+		// Nobody needs it: the coordinator was closed, or all who waited left.
 		s.cancel(&sessionOver{LostClosed})
 		c.spawnLocked(s.bury)
 	default:

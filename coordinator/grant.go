@@ -101,8 +101,12 @@ func (g *Grant) Bind(ctx context.Context) (bound context.Context, cancel context
 // A nil is about this moment. It proves nothing about the moment at which a
 // write arrives somewhere; that is what the token and a guard are for.
 func (g *Grant) Err() error {
-	if g.ctx.Err() == nil {
-		g.entry.s.trusted() // ends the session, and so this grant, if not
+	if g.ctx.Err() == nil && !g.entry.s.trusted() {
+		// The session is over. Whoever ended it holds the lock until its grants
+		// have ended too: not a moment in between may look like "all is well".
+		c := g.entry.q.c
+		c.mu.Lock()
+		defer c.mu.Unlock()
 	}
 	return context.Cause(g.ctx)
 }
