@@ -328,6 +328,21 @@ func stands(t *testing.T, client *clientv3.Client, g *coordinator.Grant) {
 	}
 }
 
+// neverBack fails if the key existed at any moment since it was deleted.
+func neverBack(t *testing.T, client *clientv3.Client, key string, deleted int64) {
+	t.Helper()
+	now, err := client.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for revision := deleted; revision <= now.Header.Revision; revision++ {
+		if then, err := client.Get(t.Context(), key, clientv3.WithRev(revision)); err != nil || len(then.Kvs) != 0 {
+			t.Errorf("%s, deleted at %d, at %d: %v, %v", key, deleted, revision, then.Kvs, err)
+			return
+		}
+	}
+}
+
 // lines calls f for each line of a reader, until it ends.
 func lines(r *bufio.Scanner, f func(string)) {
 	for r.Scan() {

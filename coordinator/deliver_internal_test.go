@@ -81,3 +81,16 @@ func TestKeyThatNobodyWantsAnyMoreGrantsNothing(t *testing.T) {
 		}
 	})
 }
+
+func TestProofThatIsAnsweredOutOfOrderShortensNothing(t *testing.T) {
+	trusting(t, func(t *testing.T, b *bench) {
+		earlier := b.s.c.now()
+		time.Sleep(time.Second)
+		b.s.proved(b.s.c.now())
+		left := b.g.TrustedFor()
+		b.s.proved(earlier)
+		if now := b.g.TrustedFor(); now != left {
+			t.Errorf("trusted for %v, and then for %v", left, now)
+		}
+	})
+}

@@ -185,10 +185,7 @@ func TestSlowReleaseDoesNotReviveADeletedSession(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Errorf("release: %v", err)
 	}
-	puts, err := etcd.Client().Get(t.Context(), session)
-	if err != nil || len(puts.Kvs) != 0 {
-		t.Errorf("the session key is back: %v, %v", puts, err)
-	}
+	neverBack(t, client, session, deleted.Header.Revision)
 	if keys := queue(t, client, "orders"); len(keys) != 0 {
 		t.Errorf("the lock key is still there: %v", keys)
 	}

@@ -131,6 +131,9 @@ func TestCallerWhoHasLeftIsNotAdopted(t *testing.T) {
 	if txns.of(settles) != 1 || txns.of(releases) != 0 {
 		t.Errorf("%d settles, %d releases: the settle was to delete the key", txns.of(settles), txns.of(releases))
 	}
+	if txns.of(removes) != 0 {
+		t.Error("the key was left for an audit to find")
+	}
 }
 
 // A recovery after a restore, or an operator, ends sessions by deleting their
@@ -164,10 +167,7 @@ func TestSettlingDoesNotReviveADeletedSession(t *testing.T) {
 	if err := ended(t, before); !errors.As(err, &lost) || lost.Reason != coordinator.LostKeyDeleted {
 		t.Errorf("the other grant of the session: %v", err)
 	}
-	history, err := client.Get(t.Context(), session)
-	if err != nil || len(history.Kvs) != 0 {
-		t.Errorf("the session key is back: %v, %v", history, err)
-	}
+	neverBack(t, client, session, deleted.Header.Revision)
 	release(t, g)
 }
 

@@ -10,8 +10,10 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/etcd-fence/etcd-fence/coordinator"
@@ -192,11 +194,18 @@ func TestWaiterWhoseKeyIsGoneQueuesAnew(t *testing.T) {
 			t.Parallel()
 			etcd := cluster(t, nil)
 			client := etcd.Client()
-			a, b := newCoordinator(t, client, steady), newCoordinator(t, client, steady)
+			own, w := tapped(t, etcd)
+			txns := count(w)
+			a, b := newCoordinator(t, client, steady), newCoordinator(t, own, steady)
 			holder := acquire(t, a, "orders")
 			waiter := ask(t, b, "orders")
+			txns.looked(t)
 			old := queued(t, client, "orders", 2)[1]
 			session := sessionsPrefix + fmt.Sprintf("%x", old.Lease)
+			if end == "lock key deleted" {
+				// Without an audit there is only the watch to learn it from.
+				w.FailBefore("LeaseTimeToLive", 0)
+			}
 			var err error
 			switch end {
 			case "lease revoked":
@@ -347,8 +356,9 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 				}
 				return nil
 			})
+			txns := count(w)
 			waiter := ask(t, b, "orders")
-			queued(t, etcd.Client(), "orders", 2)
+			txns.looked(t) // with the first proof, if there is no watch
 			release(t, holder)
 			freed := time.Now()
 			select {
@@ -359,6 +369,35 @@ func TestLostEventsAreMadeUpFor(t *testing.T) {
 			release(t, waiter.granted(t))
 		})
 	}
+}
+
+// A member that is cut off from its leader is silent unless it was asked not to
+// be, and then a waiter would hear nothing until its lease has run out.
+func TestWatchAsksForALeader(t *testing.T) {
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	a, b := newCoordinator(t, etcd.Client(), steady), newCoordinator(t, client, steady)
+	holder := acquire(t, a, "orders")
+	opened := make(chan bool, 10)
+	w.OnMessage(func(ctx context.Context, m *wire.Message) error {
+		if req, ok := m.Payload.(*pb.WatchRequest); ok && m.Sent && req.GetCreateRequest() != nil {
+			md, _ := metadata.FromOutgoingContext(ctx)
+			asked := md.Get(rpctypes.MetadataRequireLeaderKey)
+			opened <- len(asked) == 1 && asked[0] == rpctypes.MetadataHasLeader
+		}
+		return nil
+	})
+	waiter := ask(t, b, "orders")
+	select {
+	case asks := <-opened:
+		if !asks {
+			t.Error("the watch does not ask for a leader")
+		}
+	case <-time.After(patience):
+		t.Error("no watch")
+	}
+	release(t, holder)
+	release(t, waiter.granted(t))
 }
 
 // Who gave up has no place any more when the lock becomes free.
