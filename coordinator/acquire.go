@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,8 @@ type AcquireOption func(*acquireOptions)
 type acquireOptions struct {
 	wait     time.Duration
 	reason   string
+	value    []byte
+	maxHold  time.Duration
 	barriers []func(context.Context, revisionfence.Token) error
 	err      error
 }
@@ -37,6 +40,29 @@ func Reason(text string) AcquireOption {
 		o.reason = text
 		if err := checkText("Reason", text, maxReason); err != nil {
 			o.err = err
+		}
+	}
+}
+
+// Value publishes some bytes with the lock, for observers: where the leader can
+// be reached, say. At most [MaxValue]. [Grant.SetValue] changes it.
+func Value(value []byte) AcquireOption {
+	return func(o *acquireOptions) {
+		o.value = bytes.Clone(value)
+		if err := checkValue(value); err != nil {
+			o.err = err
+		}
+	}
+}
+
+// MaxHold bounds how long the grant is held: past that it is lost with
+// [LostHeldTooLong] and the lock passes on, so that a holder that hangs does not
+// keep it for as long as its process lives. It must be above 0. Without it there
+// is no bound.
+func MaxHold(d time.Duration) AcquireOption {
+	return func(o *acquireOptions) {
+		if o.maxHold = d; d <= 0 {
+			o.err = fmt.Errorf("%w: MaxHold %v: must be above 0", ErrInvalidOption, d)
 		}
 	}
 }
@@ -80,7 +106,8 @@ func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts [
 	for _, opt := range opts {
 		opt(&o)
 	}
-	if err := revisionfence.CheckName(lock); err != nil {
+	directory, err := c.directory(lock)
+	if err != nil {
 		return nil, fmt.Errorf("acquire: %w", err)
 	}
 	if o.err == nil && try && o.wait > 0 {
@@ -92,28 +119,40 @@ func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts [
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("acquire %q: %w", lock, endOf(ctx))
 	}
-	directory := c.keys.directory(lock)
 	if c.holds(ctx, directory) {
 		return nil, fmt.Errorf("acquire %q: %w", lock, ErrAlreadyHeld)
 	}
 
-	w := &waiter{ctx: ctx, reason: o.reason, try: try, result: make(chan result, 1)}
-	q, err := c.join(w, lock, directory)
-	if err != nil {
-		return nil, fmt.Errorf("acquire %q: %w", lock, err)
+	start := c.now()
+	ctx = c.opts.Hooks.acquireStart(ctx, AcquireStart{Lock: lock, Reason: o.reason, Try: try})
+	g, err := c.obtain(ctx, lock, directory, try, &o)
+	end := AcquireEnd{Lock: lock, Waited: c.now().since(start), Err: err}
+	if err == nil {
+		end.Token = g.token
+		c.metrics.waited.Observe(end.Waited.Seconds())
+		if err = g.raise(ctx, o.barriers); err != nil {
+			end.Token, end.Err = revisionfence.Token{}, err
+		}
 	}
-	g, err := q.wait(ctx, w, o.wait)
+	c.opts.Hooks.acquireEnd(ctx, end)
 	if err != nil {
-		return nil, fmt.Errorf("acquire %q: %w", lock, err)
-	}
-	if err := g.raise(ctx, o.barriers); err != nil {
 		return nil, fmt.Errorf("acquire %q: %w", lock, err)
 	}
 	return g, nil
 }
 
+// obtain waits for the grant.
+func (c *Coordinator) obtain(ctx context.Context, lock, directory string, try bool, o *acquireOptions) (*Grant, error) {
+	w := &waiter{ctx: ctx, lock: lock, reason: o.reason, value: o.value, maxHold: o.maxHold, try: try, result: make(chan result, 1)}
+	q, err := c.join(w, directory)
+	if err != nil {
+		return nil, err
+	}
+	return q.wait(ctx, w, o.wait)
+}
+
 // join puts a waiter into the queue of its lock.
-func (c *Coordinator) join(w *waiter, lock, directory string) (*queue, error) {
+func (c *Coordinator) join(w *waiter, directory string) (*queue, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -121,22 +160,24 @@ func (c *Coordinator) join(w *waiter, lock, directory string) (*queue, error) {
 	}
 	q := c.queues[directory]
 	if q == nil {
-		q = &queue{c: c, lock: lock, directory: directory, pause: newPause()}
+		if err := c.claimLocked(directory); err != nil {
+			return nil, err
+		}
+		q = &queue{c: c, lock: w.lock, directory: directory, pause: newPause()}
 		c.queues[directory] = q
 	} else if w.try && (q.entry != nil || q.asking || q.waiters.Len() > 0) {
-		return nil, q.busyLocked()
+		return nil, &BusyError{Lock: w.lock, Holder: q.holderLocked()}
 	}
 	q.joinLocked(w)
 	return q, nil
 }
 
-// busyLocked names whoever holds the lock, this process first.
-func (q *queue) busyLocked() *BusyError {
-	h := q.holder
+// holderLocked is whoever is known to hold the lock, this process first.
+func (q *queue) holderLocked() Holder {
 	if e := q.entry; e != nil && e.grant != nil {
-		h = e.holder()
+		return e.holder()
 	}
-	return &BusyError{Lock: q.lock, Holder: h}
+	return q.holder
 }
 
 // wait waits for the waiter's result.
@@ -159,7 +200,7 @@ func (q *queue) wait(ctx context.Context, w *waiter, atMost time.Duration) (*Gra
 	q.c.mu.Lock()
 	why := q.trouble
 	if why == nil {
-		why = q.busyLocked()
+		why = &BusyError{Lock: w.lock, Holder: q.holderLocked()}
 	}
 	q.c.mu.Unlock()
 	left, settled := q.withdraw(w)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -26,10 +27,16 @@ type Coordinator struct {
 	opts    Options
 	keys    layout
 	log     *slog.Logger
+	metrics *metrics
 	now     clock
 
 	// callTimeout bounds one request, openTimeout the opening of a session.
 	callTimeout, openTimeout time.Duration
+
+	// counts are for Health and the metrics.
+	counts struct{ held, waiting, releasing atomic.Int64 }
+	// leaveFleet ends the reporting of gauges.
+	leaveFleet func()
 
 	// base ends when the coordinator, or the client under it, is closed.
 	base context.Context
@@ -45,7 +52,9 @@ type Coordinator struct {
 	orphans int  // leases that etcd has not confirmed to be gone
 	current *session
 	opening *opening
+	trouble error             // why there is no session though there should be
 	queues  map[string]*queue // by directory
+	below   directories
 }
 
 // New returns a coordinator that works through the client. It does no I/O:
@@ -69,10 +78,15 @@ func New(client *clientv3.Client, opts *Options) (*Coordinator, error) {
 	}
 	c := &Coordinator{
 		client: client, kv: etcdonce.New(client), lessor: client.Lease, watcher: client.Watcher,
-		opts: o, keys: layout{o.Prefix}, log: o.Logger, now: systemClock,
+		opts: o, keys: layout{prefix: o.Prefix, anywhere: o.Directory != nil}, log: o.Logger, now: systemClock,
 		callTimeout: min(max(o.TTL/2, time.Second), 5*time.Second),
 		openTimeout: 5 * time.Second,
 		queues:      make(map[string]*queue),
+		below:       make(directories),
+	}
+	c.leaveFleet = func() {}
+	if c.metrics, err = newMetrics(c); err != nil {
+		return nil, err
 	}
 	c.base, c.stop = context.WithCancel(client.Ctx())
 	return c, nil
@@ -150,13 +164,16 @@ func (c *Coordinator) Ping(ctx context.Context) error {
 	// who may read only part of locks/ would see the wrong key at the front of a
 	// queue.
 	probe := c.keys.locks() + "ping"
+	may := []clientv3.Op{clientv3.OpPut(s.key, s.value, clientv3.WithLease(s.lease))}
+	look := clientv3.OpGet(s.key, clientv3.WithKeysOnly())
+	if c.opts.Directory == nil {
+		may = append(may, clientv3.OpPut(probe, "", clientv3.WithLease(s.lease)), clientv3.OpDelete(probe+"/"))
+		look = clientv3.OpGet(c.keys.locks(), clientv3.WithPrefix(), clientv3.WithCountOnly())
+	}
 	_, err = c.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(c.keys.epoch()), "=", 0)).
-		Then(clientv3.OpPut(probe, "", clientv3.WithLease(s.lease)), clientv3.OpPut(s.key, s.value, clientv3.WithLease(s.lease))).
-		Else(clientv3.OpTxn(
-			[]clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(s.key), "=", s.create)},
-			[]clientv3.Op{clientv3.OpGet(c.keys.locks(), clientv3.WithPrefix(), clientv3.WithCountOnly())},
-			[]clientv3.Op{clientv3.OpDelete(probe)})).
+		Then(may...).
+		Else(look).
 		Commit()
 	if err != nil {
 		return fmt.Errorf("ping: user and permissions under %s: %w", c.keys.prefix, err)
@@ -175,6 +192,7 @@ func (c *Coordinator) Ping(ctx context.Context) error {
 // closed. A second Close waits for the first.
 func (c *Coordinator) Close(ctx context.Context) error {
 	c.mu.Lock()
+	var lost []*LostError
 	if !c.closed {
 		c.closed = true
 		for _, q := range c.queues {
@@ -185,11 +203,12 @@ func (c *Coordinator) Close(ctx context.Context) error {
 				q.stop()
 			}
 			if e := q.entry; e != nil && e.grant != nil {
-				e.grant.loseLocked(LostClosed)
+				lost = append(lost, e.grant.loseLocked(LostClosed)...)
 			}
 		}
 	}
 	c.mu.Unlock()
+	c.reportLost(lost)
 
 	c.await(ctx, &c.running)
 	c.mu.Lock()
@@ -212,6 +231,7 @@ func (c *Coordinator) drain(ctx context.Context) error {
 	defer cancel()
 	c.await(begin, &c.watches)
 	c.stop()
+	c.leaveFleet()
 	for drained := false; !drained; {
 		c.await(context.WithoutCancel(ctx), &c.background)
 		c.await(context.WithoutCancel(ctx), &c.watches)

@@ -163,7 +163,20 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
+// keep keeps a grant that a test may hold without looking at it again from being
+// forgotten, and so released.
+func keep(t *testing.T, g any) { t.Cleanup(func() { runtime.KeepAlive(g) }) }
+
+// acquire returns a grant that lasts until it is released or lost.
 func acquire(t *testing.T, c *coordinator.Coordinator, lock string, opts ...coordinator.AcquireOption) *coordinator.Grant {
+	t.Helper()
+	g := obtain(t, c, lock, opts...)
+	keep(t, g)
+	return g
+}
+
+// obtain returns a grant that can be forgotten.
+func obtain(t *testing.T, c *coordinator.Coordinator, lock string, opts ...coordinator.AcquireOption) *coordinator.Grant {
 	t.Helper()
 	g, err := c.Acquire(within(t, patience), lock, opts...)
 	if err != nil {
@@ -255,6 +268,7 @@ func (a *asking) granted(t *testing.T) *coordinator.Grant {
 	if err := a.grant.Err(); err != nil {
 		t.Fatalf("the waiter was returned a grant that has ended: %v", err)
 	}
+	keep(t, a.grant)
 	return a.grant
 }
 

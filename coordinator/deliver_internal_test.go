@@ -14,9 +14,9 @@ func (b *bench) readyEntry(t *testing.T) (*queue, *entry, *waiter) {
 	defer c.mu.Unlock()
 	q := &queue{c: c, lock: "stock", directory: c.keys.directory("stock"), pause: newPause()}
 	q.driving = true // the test is its driver
-	e := q.newEntryLocked(b.s, "")
+	e := q.newEntryLocked(b.s, &waiter{})
 	e.create, q.entry = 8, e
-	w := &waiter{ctx: t.Context(), result: make(chan result, 1)}
+	w := &waiter{ctx: t.Context(), lock: "stock", result: make(chan result, 1)}
 	q.joinLocked(w)
 	return q, e, w
 }
@@ -61,7 +61,7 @@ func TestAnswerThatWasReadAfterTheWindowClosedGrantsNothing(t *testing.T) {
 func TestKeyThatWasLostMeanwhileGrantsNothing(t *testing.T) {
 	trusting(t, func(t *testing.T, b *bench) {
 		q, e, w := b.readyEntry(t)
-		b.s.c.lose(e, LostKeyDeleted)
+		b.s.c.lose(e, LostKeyDeleted, "")
 		q.deliver(e)
 		if w.granted() {
 			t.Error("granted on a key that is gone")

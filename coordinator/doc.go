@@ -93,19 +93,39 @@
 //
 // # What etcd holds
 //
-//	PREFIXepoch                              the epoch record
-//	PREFIXsessions/LEASE                     a session, on its lease
-//	PREFIXlocks/NAME/LEASE-SERIAL            a place in a queue, on the lease
+//	PREFIXepoch                                    the epoch record
+//	PREFIXsessions/LEASE                           a session, on its lease
+//	PREFIXsessions/LEASE/evicted/LEASE-SERIAL      news of an eviction, on the lease
+//	PREFIXlocks/NAME/LEASE-SERIAL                  a place in a queue, on the lease
 //
 // with the lease in hexadecimal and the name escaped as in a URL path segment.
 // Values are JSON with a format number. A record with a larger number is refused
 // with [ErrFormat].
 //
+// # Metrics
+//
+// With [Options.Registerer] these are reported, summed over the coordinators
+// that share it. Names of locks are never labels: there can be too many.
+//
+//	etcd_fence_acquire_wait_seconds      histogram of the waits that ended with a grant
+//	etcd_fence_grants_total              grants made
+//	etcd_fence_grants_held               grants held now
+//	etcd_fence_grants_lost_total         grants that ended without a release, by reason
+//	etcd_fence_grants_leaked_total       grants that became garbage unreleased
+//	etcd_fence_waiters                   goroutines that wait now
+//	etcd_fence_hand_ons_total            locks handed on inside the process
+//	etcd_fence_releases_pending          releases that etcd has not answered yet
+//	etcd_fence_settles_total             transactions that settled unknown outcomes
+//	etcd_fence_renewal_failures_total    proofs of a lease that failed
+//	etcd_fence_renewal_age_seconds       age of the last successful proof, the oldest
+//	etcd_fence_trust_left_seconds        trusted time left, the least
+//
 // # Costs
 //
 // An acquire without contention is one request and one raft proposal, a release
 // the same; handing a lock on inside a process is one of each for both. A lock
-// that passes to another process costs that one a watch event and a read.
+// that passes to another process costs that one a watch event, and a read if it
+// has waited for more than a second.
 // Waiting costs one goroutine, the caller's own, and one read for each process,
 // lock and proof interval.
 //

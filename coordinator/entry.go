@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -19,14 +20,14 @@ type entry struct {
 	q   *queue
 	s   *session
 	key string
-	// record is the key's value, as written.
-	record lockRecord
 
 	// Guarded by Coordinator.mu.
 
-	create int64  // the key's create revision; 0 until it is known
-	grant  *Grant // once a handle carries the token
+	record lockRecord // the key's value, as last written
+	create int64      // the key's create revision; 0 until it is known
+	grant  *hold      // once a handle carries the token
 	lost   LostReason
+	detail string        // of the loss, for people
 	gone   chan struct{} // closed with lost
 
 	// asked: an attempt of ours, of which no answer came, may have deleted the key.
@@ -49,12 +50,12 @@ var (
 
 // newEntryLocked registers a lock key before anything of it is sent, so that an
 // audit never takes it for a stray.
-func (q *queue) newEntryLocked(s *session, reason string) *entry {
+func (q *queue) newEntryLocked(s *session, w *waiter) *entry {
 	s.serial++
 	e := &entry{
 		q: q, s: s,
 		key:    lockKey(q.directory, s.lease, s.serial),
-		record: lockRecord{Format: format, Identity: q.c.opts.Identity, Reason: reason, Since: time.Now()},
+		record: lockRecord{Format: format, Identity: q.c.opts.Identity, Reason: w.reason, Since: time.Now(), Value: w.value},
 		gone:   make(chan struct{}),
 	}
 	s.entries[e.key] = e
@@ -75,8 +76,10 @@ func (e *entry) put() clientv3.Op {
 // head reads the front of the queue: its first key owns the lock, and a second
 // one tells that somebody waits. The server sorts the whole queue whatever the
 // limit.
-func (q *queue) head() clientv3.Op {
-	return clientv3.OpGet(q.directory, clientv3.WithPrefix(),
+func (q *queue) head() clientv3.Op { return headOf(q.directory) }
+
+func headOf(directory string) clientv3.Op {
+	return clientv3.OpGet(directory, clientv3.WithPrefix(),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(2))
 }
 
@@ -214,7 +217,8 @@ func (e *entry) leave(ctx context.Context) (bool, error) {
 // loseLocked marks the lock key as gone. If a grant stood on it, that is lost,
 // and returned for the log.
 func (c *Coordinator) loseLocked(e *entry, reason LostReason) (lost []*LostError) {
-	if e.lost != "" {
+	if e.lost != "" || e.s.entries[e.key] != e {
+		// What is missing was let go by ourselves, while somebody looked for it.
 		return nil
 	}
 	e.lost = reason
@@ -229,24 +233,30 @@ func (c *Coordinator) loseLocked(e *entry, reason LostReason) (lost []*LostError
 	return lost
 }
 
-func (c *Coordinator) lose(e *entry, reason LostReason) {
+func (c *Coordinator) lose(e *entry, reason LostReason, detail string) {
 	c.mu.Lock()
+	e.detail = detail
 	lost := c.loseLocked(e, reason)
 	c.mu.Unlock()
-	c.logLost(lost)
+	c.reportLost(lost)
 }
 
-// logLost is called without the lock: a log handler may take its time, or ask
-// the coordinator something.
-func (c *Coordinator) logLost(lost []*LostError) {
+// reportLost is called without the lock: a log handler or a hook may take its
+// time, or ask the coordinator something.
+func (c *Coordinator) reportLost(lost []*LostError) {
 	for _, e := range lost {
-		c.log.Warn("grant lost", "token", e.Token.String(), "reason", string(e.Reason))
+		c.log.Warn("grant lost", "token", e.Token.String(), "reason", string(e.Reason), "detail", e.Detail)
+		c.metrics.lost.WithLabelValues(string(e.Reason)).Inc()
+		if e.Reason == LostForgotten {
+			c.metrics.leaked.Inc()
+		}
+		c.opts.Hooks.lost(e)
 	}
 }
 
 // holder describes this entry as the holder of its lock.
 func (e *entry) holder() Holder {
-	h := Holder{Key: e.key, Lease: e.s.lease, Identity: e.record.Identity, Reason: e.record.Reason, Since: e.record.Since}
+	h := Holder{Key: e.key, Lease: e.s.lease, Identity: e.record.Identity, Reason: e.record.Reason, Since: e.record.Since, Value: bytes.Clone(e.record.Value)}
 	if e.grant != nil {
 		h.Token = e.grant.token
 	}

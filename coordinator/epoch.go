@@ -137,34 +137,38 @@ func (c *Coordinator) startOpeningLocked() *opening {
 		for tries := 1; errors.Is(err, errEpochMoved) && tries < 10; tries++ {
 			s, err = c.open(ctx)
 		}
-		c.adopt(o, s, err)
+		if err == nil { // before anybody can have a grant of it, or end it
+			c.log.Info("session open", "lease", leaseHex(s.lease), "ttl", s.ttl, "epoch", s.epoch)
+			c.opts.Hooks.sessionStart(s)
+		}
+		if needed := c.adopt(o, s, err); !needed && err == nil {
+			c.opts.Hooks.sessionEnd(s, LostClosed)
+		}
 	})
 	return o
 }
 
-// adopt ends an attempt to open a session.
-func (c *Coordinator) adopt(o *opening, s *session, err error) {
+// adopt ends an attempt to open a session, and reports whether that is now the
+// coordinator's.
+func (c *Coordinator) adopt(o *opening, s *session, err error) (needed bool) {
 	c.mu.Lock()
-	if c.opening == o {
-		c.opening = nil
-	}
+	defer c.mu.Unlock()
+	defer close(o.done)
+	c.opening = nil
 	switch {
 	case err != nil:
 		o.err = fmt.Errorf("open a session at etcd: %w", err)
+		c.trouble = o.err
+		return false
 	case c.closed || o.waiting == 0:
 		// Nobody needs it: the coordinator was closed, or all who waited left.
 		s.cancel(&sessionOver{LostClosed})
 		c.spawnLocked(s.bury)
-	default:
-		c.current = s
-		c.spawnLocked(s.watchClock)
-		c.spawnLocked(s.prove)
-		s.unhook = context.AfterFunc(c.base, func() { s.end(LostClosed) })
+		return false
 	}
-	close(o.done)
-	opened := c.current == s
-	c.mu.Unlock()
-	if opened && err == nil {
-		c.log.Info("session open", "lease", leaseHex(s.lease), "ttl", s.ttl, "epoch", s.epoch)
-	}
+	c.current, c.trouble = s, nil
+	c.spawnLocked(s.watchClock)
+	c.spawnLocked(s.prove)
+	s.unhook = context.AfterFunc(c.base, func() { s.end(LostClosed) })
+	return true
 }

@@ -83,7 +83,13 @@ const (
 	LostClosed LostReason = "coordinator closed"
 	// LostHeldTooLong: the grant was held past its limit.
 	LostHeldTooLong LostReason = "held too long"
+	// LostForgotten: the Grant became garbage without having been released.
+	LostForgotten LostReason = "forgotten"
 )
+
+var lostReasons = []LostReason{
+	LostExpired, LostRevoked, LostKeyDeleted, LostUnproven, LostEvicted, LostRestored, LostClosed, LostHeldTooLong, LostForgotten,
+}
 
 // LostError says which grant was lost, when and why. It is an [ErrLost], and
 // the cause with which the grant's context ends.
@@ -92,6 +98,8 @@ type LostError struct {
 	Token revisionfence.Token
 	// Reason is why it was lost.
 	Reason LostReason
+	// Detail says more, for people: who evicted the grant and why, say.
+	Detail string
 	// At is when this process noticed, by its own clock: for people, not for
 	// comparing.
 	At time.Time
@@ -99,11 +107,17 @@ type LostError struct {
 
 // Error names the token, the reason and the time.
 func (e *LostError) Error() string {
-	return fmt.Sprintf("grant %s was lost at %s: %s", e.Token, e.At.UTC().Format(time.RFC3339Nano), e.Reason)
+	text := fmt.Sprintf("grant %s was lost at %s: %s", e.Token, e.At.UTC().Format(time.RFC3339Nano), e.Reason)
+	if e.Detail != "" {
+		text += " (" + e.Detail + ")"
+	}
+	return text
 }
 
-// Is reports whether target is [ErrLost].
-func (e *LostError) Is(target error) bool { return target == ErrLost }
+// Is reports whether target is [ErrLost], or [ErrClosed] and the reason.
+func (e *LostError) Is(target error) bool {
+	return target == ErrLost || target == ErrClosed && e.Reason == LostClosed
+}
 
 // RestoredError says what showed that etcd went back in time. It is an
 // [ErrRestored].

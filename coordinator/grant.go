@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -15,28 +17,71 @@ import (
 //
 // A grant that was lost or released stays so: no renewal, reconnect or later
 // grant revives it.
+//
+// Keep the Grant, or a context of it, for as long as the lock is needed; a channel
+// that was taken from it, such as that of its context, is not enough. A Grant that
+// became garbage without a Release is released and reported: the session is
+// shared, and would otherwise keep the lock for as long as the process lives.
 type Grant struct {
+	*hold
+	outer context.Context // what Context returns: keeps the Grant from being garbage
+}
+
+var _ revisionfence.Source = (*Grant)(nil)
+
+// hold is what the coordinator keeps of a grant. It does not lead back to the
+// Grant, so that a forgotten one can be noticed.
+type hold struct {
 	entry  *entry
 	token  revisionfence.Token
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	leaving bool // guarded by Coordinator.mu: Release was called
+	leaving bool // guarded by Coordinator.mu: the lock is being given up
 	left    chan struct{}
 	leftErr error // of the release; set before left is closed
+
+	limit *time.Timer // of MaxHold, if any
+
+	valueMu sync.Mutex // one SetValue at a time
+	mod     int64      // mod revision of the lock key, guarded by valueMu
 }
 
-var _ revisionfence.Source = (*Grant)(nil)
+// keepKey is under which the contexts of a grant that a user holds refer to it,
+// so that it is not forgotten as long as they are not.
+type keepKey struct{}
 
 // newGrant makes the handle of an entry that owns its lock. Its context keeps
 // the values of the caller's, but does not end with it: a caller whose deadline
 // passed still holds the lock, and must be able to tell.
-func newGrant(caller context.Context, e *entry, token revisionfence.Token) *Grant {
-	g := &Grant{entry: e, token: token, left: make(chan struct{})}
-	ctx := context.WithoutCancel(caller)
-	ctx = context.WithValue(ctx, heldKey{}, &held{grant: g, outer: heldIn(ctx)})
-	g.ctx, g.cancel = context.WithCancelCause(revisionfence.NewContext(ctx, token))
+func newGrant(e *entry, token revisionfence.Token, w *waiter) *Grant {
+	h := &hold{entry: e, token: token, left: make(chan struct{}), mod: token.Revision()}
+	ctx := context.WithoutCancel(w.ctx)
+	ctx = context.WithValue(ctx, heldKey{}, &held{grant: h, outer: heldIn(ctx)})
+	h.ctx, h.cancel = context.WithCancelCause(revisionfence.NewContext(ctx, token))
+	if w.maxHold > 0 {
+		h.limit = time.AfterFunc(w.maxHold, func() { h.giveUp(LostHeldTooLong) })
+	}
+	e.q.c.counts.held.Add(1)
+	e.q.c.metrics.granted.Inc()
+	g := &Grant{hold: h}
+	g.outer = context.WithValue(h.ctx, keepKey{}, g)
+	runtime.AddCleanup(g, func(h *hold) { h.giveUp(LostForgotten) }, h)
 	return g
+}
+
+// giveUp ends a grant in its holder's place, and lets the lock pass on.
+func (h *hold) giveUp(reason LostReason) {
+	c := h.entry.q.c
+	c.mu.Lock()
+	var lost []*LostError
+	if !h.leaving {
+		if lost = h.loseLocked(reason); lost != nil && h.entry.lost == "" {
+			h.leaveLocked()
+		}
+	}
+	c.mu.Unlock()
+	c.reportLost(lost)
 }
 
 // Token returns the fencing token. It is fixed for the life of the handle, and
@@ -76,22 +121,34 @@ func (g *Grant) Fence() []clientv3.Cmp {
 // not end with it; see [Grant.Bind].
 func (g *Grant) Context() context.Context {
 	_ = g.Err() // an ended window must show at once, not at the next tick
-	return g.ctx
+	return g.outer
 }
 
 // Bind returns a context that ends when ctx or the grant does, whichever is
 // first, and that carries the token. Call cancel when it is no longer needed.
 func (g *Grant) Bind(ctx context.Context) (bound context.Context, cancel context.CancelFunc) {
-	ctx = context.WithValue(ctx, heldKey{}, &held{grant: g, outer: heldIn(ctx)})
-	bound, end := context.WithCancelCause(revisionfence.NewContext(ctx, g.token))
-	if err := g.Err(); err != nil {
+	ctx, cancel = g.hold.bind(ctx)
+	return context.WithValue(ctx, keepKey{}, g), cancel
+}
+
+// bind is Bind with a context that does not keep the Grant: the hold remembers
+// that context, and the coordinator keeps the hold.
+func (h *hold) bind(ctx context.Context) (bound context.Context, cancel context.CancelFunc) {
+	ctx = context.WithValue(ctx, heldKey{}, &held{grant: h, outer: heldIn(ctx)})
+	bound, end := context.WithCancelCause(revisionfence.NewContext(ctx, h.token))
+	if err := h.err(); err != nil {
 		end(err) // now, where AfterFunc would do it soon
 	}
-	stop := context.AfterFunc(g.ctx, func() { end(context.Cause(g.ctx)) })
+	stop := h.onEnd(end)
 	return bound, func() {
 		stop()
 		end(context.Canceled)
 	}
+}
+
+// onEnd calls end with the cause when the grant ends.
+func (h *hold) onEnd(end context.CancelCauseFunc) (stop func() bool) {
+	return context.AfterFunc(h.ctx, func() { end(context.Cause(h.ctx)) })
 }
 
 // Err returns nil while the grant may be relied on: it was not released, nothing
@@ -100,15 +157,17 @@ func (g *Grant) Bind(ctx context.Context) (bound context.Context, cancel context
 //
 // A nil is about this moment. It proves nothing about the moment at which a
 // write arrives somewhere; that is what the token and a guard are for.
-func (g *Grant) Err() error {
-	if g.ctx.Err() == nil && !g.entry.s.trusted() {
+func (g *Grant) Err() error { return g.hold.err() }
+
+func (h *hold) err() error {
+	if h.ctx.Err() == nil && !h.entry.s.trusted() {
 		// The session is over. Whoever ended it holds the lock until its grants
 		// have ended too: not a moment in between may look like "all is well".
-		c := g.entry.q.c
+		c := h.entry.q.c
 		c.mu.Lock()
 		defer c.mu.Unlock()
 	}
-	return context.Cause(g.ctx)
+	return context.Cause(h.ctx)
 }
 
 // TrustedFor returns how long the grant may be relied on from now on if nothing
@@ -121,6 +180,17 @@ func (g *Grant) TrustedFor() time.Duration {
 	return g.entry.s.trustedFor()
 }
 
+// Draining returns a channel that is closed when the lease has not been proven
+// alive for a while, so that less than [Options.DrainMargin] of trusted time is
+// left: finish what runs, start nothing new. The grant may recover; ask again
+// then. It is closed too once the session has ended.
+func (g *Grant) Draining() <-chan struct{} {
+	s := g.entry.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining
+}
+
 // Release gives the lock up. The grant's context ends at once, whatever becomes
 // of the request; so finish the work first. A late Release, after the lock was
 // lost, changes nothing, and says so with [ErrNotHeld].
@@ -131,56 +201,86 @@ func (g *Grant) TrustedFor() time.Duration {
 // returns, the outcome of the first call.
 func (g *Grant) Release(ctx context.Context) error {
 	c := g.entry.q.c
+	err := g.beginRelease()
+	if err == nil {
+		grace, cancel := graceful(ctx, c.opts.CleanupTimeout)
+		defer cancel()
+		err = g.awaitRelease(ctx, grace)
+	}
+	c.opts.Hooks.releaseEnd(ctx, ReleaseEnd{Token: g.token, Err: err})
+	return err
+}
+
+// beginRelease ends the grant and lets the driver delete its key. It fails if
+// the grant was lost.
+func (g *Grant) beginRelease() error {
+	c := g.entry.q.c
 	var lost *LostError
 	errors.As(g.Err(), &lost)
 	// A grant that ended because the coordinator is being closed still has its
 	// key, which need not wait for the last of the others.
 	c.mu.Lock()
 	if held := lost == nil || lost.Reason == LostClosed; held && !g.leaving && g.entry.lost == "" {
-		g.leaving = true
-		g.cancel(errReleased)
-		g.entry.q.startLocked()
+		g.endLocked(errReleased)
+		g.leaveLocked()
 	}
-	leaving := g.leaving
+	leaving := g.leaving && (lost == nil || lost.Reason == LostClosed)
 	c.mu.Unlock()
 	if !leaving {
 		return fmt.Errorf("release %s: %w: %w", g.token, ErrNotHeld, g.Err())
 	}
+	return nil
+}
 
+// awaitRelease waits for the outcome until grace ends, a while after ctx.
+func (g *Grant) awaitRelease(ctx, grace context.Context) error {
 	select {
 	case <-g.left:
 		return g.leftErr
-	case <-ctx.Done():
-	}
-	grace := time.NewTimer(c.opts.CleanupTimeout)
-	defer grace.Stop()
-	select {
-	case <-g.left:
-		return g.leftErr
-	case <-grace.C:
+	case <-grace.Done():
 		return fmt.Errorf("release %s: %w: %w", g.token, ErrUnsettled, endOf(ctx))
 	}
 }
 
-// finish ends a release.
-func (g *Grant) finish(err error) {
-	g.leftErr = err
-	close(g.left)
+// leaveLocked lets the driver give the lock up.
+func (h *hold) leaveLocked() {
+	h.leaving = true
+	h.entry.q.c.counts.releasing.Add(1)
+	h.entry.q.startLocked()
 }
 
-// loseLocked ends the grant, unless it has ended.
-func (g *Grant) loseLocked(reason LostReason) []*LostError {
-	if g.ctx.Err() != nil {
+// finish ends a release.
+func (h *hold) finish(err error) {
+	h.entry.q.c.counts.releasing.Add(-1)
+	h.leftErr = err
+	close(h.left)
+}
+
+// endLocked ends the grant's context, unless it has ended.
+func (h *hold) endLocked(cause error) bool {
+	if h.ctx.Err() != nil {
+		return false
+	}
+	h.cancel(cause)
+	h.entry.q.c.counts.held.Add(-1)
+	if h.limit != nil {
+		h.limit.Stop()
+	}
+	return true
+}
+
+// loseLocked ends the grant with a loss, unless it has ended.
+func (h *hold) loseLocked(reason LostReason) []*LostError {
+	lost := &LostError{Token: h.token, Reason: reason, Detail: h.entry.detail, At: time.Now()}
+	if !h.endLocked(lost) {
 		return nil
 	}
-	lost := &LostError{Token: g.token, Reason: reason, At: time.Now()}
-	g.cancel(lost)
 	return []*LostError{lost}
 }
 
 // held is a chain of the grants that a context works under.
 type held struct {
-	grant *Grant
+	grant *hold
 	outer *held
 }
 
@@ -194,7 +294,7 @@ func heldIn(ctx context.Context) *held {
 // holds reports whether ctx works under a live grant of this lock.
 func (c *Coordinator) holds(ctx context.Context, directory string) bool {
 	for h := heldIn(ctx); h != nil; h = h.outer {
-		if q := h.grant.entry.q; q.c == c && q.directory == directory && h.grant.Err() == nil {
+		if q := h.grant.entry.q; q.c == c && q.directory == directory && h.grant.err() == nil {
 			return true
 		}
 	}

@@ -10,7 +10,10 @@ import (
 
 // layout is where things live under a prefix. The formats are golden: see
 // testdata/keys.golden.
-type layout struct{ prefix string }
+type layout struct {
+	prefix   string
+	anywhere bool // Options.Directory says where locks lie
+}
 
 func (l layout) epoch() string    { return l.prefix + "epoch" }
 func (l layout) sessions() string { return l.prefix + "sessions/" }
@@ -22,10 +25,21 @@ func (l layout) session(lease clientv3.LeaseID) string {
 	return l.sessions() + leaseHex(lease)
 }
 
+// eviction is where the holder of a lock key learns that it was evicted.
+func (l layout) eviction(lease clientv3.LeaseID, key string) string {
+	return l.session(lease) + "/evicted/" + leaf(key)
+}
+
 // directory is the queue of a lock. Escaping the name keeps "a" and "a/b" from
 // sharing a prefix, and everything that a user types inside locks/.
 func (l layout) directory(lock string) string {
 	return l.locks() + url.PathEscape(lock) + "/"
+}
+
+// isDirectory reports whether d has the form of a directory of this layout.
+func (l layout) isDirectory(d string) bool {
+	name, ok := strings.CutPrefix(d, l.locks())
+	return ok && len(name) > 1 && strings.IndexByte(name, '/') == len(name)-1
 }
 
 // lockKey names one attempt to get one lock. The serial is never used twice
@@ -39,14 +53,17 @@ func leaseHex(lease clientv3.LeaseID) string { return strconv.FormatInt(int64(le
 // leaf is the last segment of a lock key.
 func leaf(key string) string { return key[strings.LastIndexByte(key, '/')+1:] }
 
-// isLockKeyOf reports whether key has the form of a lock key of this lease.
-// Keys of other forms are never ours to delete.
+// isLockKeyOf reports whether key has the form of a lock key of this lease. Keys
+// of other forms are never ours to delete. With Options.Directory, where a lock
+// key can lie anywhere, it is the last segment that counts.
 func (l layout) isLockKeyOf(lease clientv3.LeaseID, key string) bool {
-	rest, ok := strings.CutPrefix(key, l.locks())
-	if !ok || strings.Count(rest, "/") != 1 {
-		return false
+	if strings.HasPrefix(key, l.prefix) || !l.anywhere {
+		rest, ok := strings.CutPrefix(key, l.locks())
+		if !ok || strings.Count(rest, "/") != 1 {
+			return false
+		}
 	}
-	serial, ok := strings.CutPrefix(leaf(rest), leaseHex(lease)+"-")
+	serial, ok := strings.CutPrefix(leaf(key), leaseHex(lease)+"-")
 	if !ok {
 		return false
 	}

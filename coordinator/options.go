@@ -8,6 +8,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Bounds of the options.
@@ -36,11 +38,25 @@ type Options struct {
 	// end in "/". Defaults to [DefaultPrefix].
 	Prefix string
 
+	// Directory puts the queue of a lock where another program has it: that of
+	// concurrency.NewMutex(session, "/jobs") and of "etcdctl lock /jobs" is
+	// "/jobs/". It is used as it is, must end in "/", and must not lie below or
+	// above that of another lock. Two names may share one; then they are one lock.
+	// [Coordinator.List] is not available. Defaults to a directory for each name
+	// below Prefix.
+	Directory func(lock string) string
+
 	// TTL is how long the locks of a process that died, or that nobody hears of,
 	// stay taken: [MinTTL] to [MaxTTL], rounded up to whole seconds. A server may
 	// grant more than it was asked for; what it granted counts, and
 	// [Grant.TTL] says what that is. Defaults to [DefaultTTL].
 	TTL time.Duration
+
+	// DrainMargin is how little trusted time may be left before
+	// [Grant.Draining] asks to stop starting work. Above 0, and less than what is
+	// left each time when the next proof is due: 7 s with the default TTL, about
+	// two thirds of a shorter one. Defaults to a third of the TTL.
+	DrainMargin time.Duration
 
 	// CleanupTimeout bounds how long a call whose context has ended waits for
 	// its own cleaning up before it returns; what is not finished by then goes
@@ -52,6 +68,13 @@ type Options struct {
 	// 256 bytes of UTF-8 without control characters. It need not be unique, and
 	// nothing is decided by it. Defaults to "HOST:PID".
 	Identity string
+
+	// Registerer gets the metrics that the package comment lists. Several
+	// coordinators may share one; their numbers add up. Defaults to none.
+	Registerer prometheus.Registerer
+
+	// Hooks are called when something happens.
+	Hooks Hooks
 
 	// Logger is told what no caller is there to be told: sessions that begin
 	// and end, grants that are lost, cleaning up that takes long. Defaults to
@@ -71,6 +94,9 @@ func (o *Options) withDefaults() (Options, error) {
 	if c.TTL == 0 {
 		c.TTL = DefaultTTL
 	}
+	if c.DrainMargin == 0 {
+		c.DrainMargin = c.TTL / 3
+	}
 	if c.CleanupTimeout == 0 {
 		c.CleanupTimeout = DefaultCleanupTimeout
 	}
@@ -89,6 +115,8 @@ func (o *Options) withDefaults() (Options, error) {
 		return c, fmt.Errorf("%w: Prefix %q: must end in \"/\" and be at most %d bytes long", ErrInvalidOption, c.Prefix, maxPrefix)
 	case c.TTL < MinTTL || c.TTL > MaxTTL:
 		return c, fmt.Errorf("%w: TTL %v: must be %v to %v", ErrInvalidOption, c.TTL, MinTTL, MaxTTL)
+	case c.DrainMargin < 0 || c.DrainMargin >= dueAt(c.TTL):
+		return c, fmt.Errorf("%w: DrainMargin %v: must be above 0 and below %v, which is what a TTL of %v leaves", ErrInvalidOption, c.DrainMargin, dueAt(c.TTL), c.TTL)
 	case c.CleanupTimeout < 0 || c.CleanupTimeout > time.Minute:
 		return c, fmt.Errorf("%w: CleanupTimeout %v: must be above 0 and at most %v", ErrInvalidOption, c.CleanupTimeout, time.Minute)
 	}

@@ -2,7 +2,9 @@ package coordinator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -19,6 +21,9 @@ func (s *session) watchClock() {
 		case <-ticker.C:
 			if !s.trusted() {
 				return
+			}
+			if s.trustedFor() < s.c.opts.DrainMargin {
+				s.drain()
 			}
 		case <-s.ctx.Done():
 			return
@@ -60,7 +65,10 @@ func (s *session) prove() {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			s.leaseGone()
 			return
+		case s.ctx.Err() != nil:
+			return
 		default:
+			s.c.metrics.renewalFailures.Inc()
 			next = interval / 8 // a proof is owed: try again soon
 		}
 		timer.Reset(next)
@@ -124,23 +132,18 @@ func (s *session) audit(bound time.Duration) (int, error) {
 	c.mu.Unlock()
 
 	if !listed[s.key] {
-		if gone, err := s.missing(ctx, s.key, s.create); err != nil {
+		if reason, _, err := s.missing(ctx, s.key, s.create); err != nil {
 			return 0, err
-		} else if gone {
+		} else if reason != "" {
 			s.end(LostKeyDeleted)
 			return 0, nil
 		}
 	}
 	for _, e := range expected {
-		if listed[e.key] {
-			continue
-		}
-		gone, err := s.missing(ctx, e.key, e.create)
-		if err != nil {
-			return 0, err
-		}
-		if gone {
-			c.lose(e, LostKeyDeleted)
+		if !listed[e.key] {
+			if err := s.loseMissing(ctx, e); err != nil {
+				return 0, err
+			}
 		}
 	}
 	for _, key := range strays {
@@ -151,13 +154,32 @@ func (s *session) audit(bound time.Duration) (int, error) {
 	return len(resp.Keys), nil
 }
 
-// missing decides whether the key of this create revision is gone.
-func (s *session) missing(ctx context.Context, key string, create int64) (bool, error) {
-	resp, err := s.c.kv.Get(ctx, key)
-	if err != nil {
-		return false, err
+// missing decides whether the key of this create revision is gone, and why.
+func (s *session) missing(ctx context.Context, key string, create int64) (lost LostReason, detail string, err error) {
+	resp, err := s.c.kv.Txn(ctx).Then(
+		clientv3.OpGet(key, clientv3.WithKeysOnly()),
+		clientv3.OpGet(s.c.keys.eviction(s.lease, key)),
+	).Commit()
+	if err != nil || createRevision(resp.Responses[0].GetResponseRange().Kvs) == create {
+		return "", "", err
 	}
-	return len(resp.Kvs) == 0 || resp.Kvs[0].CreateRevision != create, nil
+	var news evictionRecord
+	for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
+		if json.Unmarshal(kv.Value, &news) == nil {
+			return LostEvicted, fmt.Sprintf("by %s: %s", news.By, news.Reason), nil
+		}
+	}
+	return LostKeyDeleted, "", nil
+}
+
+// loseMissing loses an entry whose key was not seen where it should be, if it is
+// really gone.
+func (s *session) loseMissing(ctx context.Context, e *entry) error {
+	reason, detail, err := s.missing(ctx, e.key, e.create)
+	if err == nil && reason != "" {
+		s.c.lose(e, reason, detail)
+	}
+	return err
 }
 
 // removeStray deletes a lock key of ours that nothing here knows of: the late

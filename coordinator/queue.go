@@ -26,7 +26,7 @@ import (
 // have to be found out. No driver runs while a lock is merely held.
 type queue struct {
 	c         *Coordinator
-	lock      string
+	lock      string // as the first who asked called it; others may call it otherwise
 	directory string
 	pause     pause // between attempts that failed
 
@@ -44,11 +44,14 @@ type queue struct {
 
 // waiter is one goroutine that wants the lock.
 type waiter struct {
-	ctx    context.Context // whose values the grant keeps
-	reason string
-	try    bool
-	result chan result // buffered: delivering never blocks
-	place  *list.Element
+	ctx     context.Context // whose values the grant keeps
+	lock    string          // as it calls the lock: the name in its token
+	reason  string
+	value   []byte
+	maxHold time.Duration
+	try     bool
+	result  chan result // buffered: delivering never blocks
+	place   *list.Element
 }
 
 type result struct {
@@ -70,9 +73,16 @@ func (q *queue) startLocked() {
 // joinLocked appends a waiter.
 func (q *queue) joinLocked(w *waiter) {
 	w.place = q.waiters.PushBack(w)
+	q.c.counts.waiting.Add(1)
 	if e := q.entry; e == nil || e.grant == nil || e.lost != "" {
 		q.startLocked()
 	}
+}
+
+func (q *queue) removeLocked(w *waiter) {
+	q.waiters.Remove(w.place)
+	w.place = nil
+	q.c.counts.waiting.Add(-1)
 }
 
 func (q *queue) frontLocked() *waiter {
@@ -87,8 +97,7 @@ func (q *queue) answerLocked(w *waiter, r result) {
 	if w.place == nil {
 		return // has left
 	}
-	q.waiters.Remove(w.place)
-	w.place = nil
+	q.removeLocked(w)
 	if q.entry == nil {
 		q.asking = false // who comes now is asked for afresh
 	}
@@ -103,8 +112,7 @@ func (q *queue) withdraw(w *waiter) (left bool, settled <-chan struct{}) {
 	if w.place == nil {
 		return false, nil
 	}
-	q.waiters.Remove(w.place)
-	w.place = nil
+	q.removeLocked(w)
 	done := make(chan struct{})
 	if q.waiters.Len() > 0 || !q.driving {
 		close(done)
@@ -166,9 +174,7 @@ func (q *queue) step() bool {
 	switch {
 	case e == nil && w == nil: // nothing left
 		q.driving = false
-		if c.queues[q.directory] == q {
-			delete(c.queues, q.directory)
-		}
+		c.vanishLocked(q)
 		c.mu.Unlock()
 		return false
 	case e == nil:
@@ -221,7 +227,7 @@ func (q *queue) begin(w *waiter) {
 	}
 
 	q.c.mu.Lock()
-	e := q.newEntryLocked(s, w.reason)
+	e := q.newEntryLocked(s, w)
 	q.entry = e
 	q.c.mu.Unlock()
 	enter := e.enter
@@ -275,7 +281,7 @@ func (q *queue) look(ctx context.Context, s *session) (Holder, error) {
 func (q *queue) busy(w *waiter, h Holder) {
 	q.c.mu.Lock()
 	defer q.c.mu.Unlock()
-	q.answerLocked(w, result{err: &BusyError{Lock: q.lock, Holder: h}})
+	q.answerLocked(w, result{err: &BusyError{Lock: w.lock, Holder: h}})
 }
 
 // saw remembers who owns the lock, for those who ask.
@@ -338,16 +344,17 @@ func (q *queue) deliver(e *entry) {
 	if w == nil || e.lost != "" {
 		return // the next step sees to the key
 	}
-	token, err := revisionfence.New(q.lock, e.s.epoch, e.create)
+	token, err := revisionfence.New(w.lock, e.s.epoch, e.create)
 	if err != nil {
 		for w := q.frontLocked(); w != nil; w = q.frontLocked() {
-			q.answerLocked(w, result{err: fmt.Errorf("lock %q: %w", q.lock, err)})
+			q.answerLocked(w, result{err: fmt.Errorf("lock %q: %w", w.lock, err)})
 		}
 		return
 	}
 	q.holder, q.trouble = Holder{}, nil
-	e.grant = newGrant(w.ctx, e, token)
-	q.answerLocked(w, result{grant: e.grant})
+	g := newGrant(e, token, w)
+	e.grant = g.hold
+	q.answerLocked(w, result{grant: g})
 }
 
 // depart deletes the lock key: its grant was released, or nobody wants it.
@@ -413,7 +420,7 @@ func (q *queue) left(e, next *entry, held bool) {
 }
 
 // released is what a releaser is told.
-func released(g *Grant, reason LostReason, held bool) error {
+func released(g *hold, reason LostReason, held bool) error {
 	if held {
 		return nil
 	}
@@ -436,7 +443,7 @@ func (q *queue) handOn(old *entry, w *waiter) {
 		return // the next step sees that the entry is lost
 	}
 	c.mu.Lock()
-	next := q.newEntryLocked(s, w.reason)
+	next := q.newEntryLocked(s, w)
 	c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(s.ctx, c.callTimeout)
 	defer cancel()
@@ -458,6 +465,7 @@ func (q *queue) handOn(old *entry, w *waiter) {
 	case err != nil:
 		q.settleHandOn(old, next)
 	case resp.Succeeded:
+		c.metrics.handOns.Inc()
 		at := next.placed(resp.Header.Revision, resp.Responses[2].GetResponseRange().Kvs)
 		q.left(old, next, true)
 		if at.owner {

@@ -46,6 +46,16 @@ type lockRecord struct {
 	Identity string    `json:"identity"`
 	Reason   string    `json:"reason,omitempty"`
 	Since    time.Time `json:"since"`
+	Value    []byte    `json:"value,omitempty"`
+}
+
+// evictionRecord is the value of an eviction, which lies on the lease of the
+// evicted grant and tells its holder.
+type evictionRecord struct {
+	Format int       `json:"format"`
+	By     string    `json:"by"`
+	Reason string    `json:"reason"`
+	At     time.Time `json:"at"`
 }
 
 func encode(record any) string {
@@ -89,6 +99,8 @@ type Holder struct {
 	Reason string
 	// Since is when the holder entered the queue, by its own clock.
 	Since time.Time
+	// Value is what the holder published with [Value] or [Grant.SetValue].
+	Value []byte
 }
 
 // IsZero reports whether nobody is known to hold the lock.
@@ -131,7 +143,7 @@ func holderOf(lock string, epoch uint16, kv *mvccpb.KeyValue) Holder {
 	if json.Unmarshal(kv.Value, &r) != nil || r.Format < 1 {
 		return h
 	}
-	h.Identity, h.Reason, h.Since = r.Identity, r.Reason, r.Since
+	h.Identity, h.Reason, h.Since, h.Value = r.Identity, r.Reason, r.Since, r.Value
 	// A revision that is out of a token's bounds leaves the token zero: this
 	// is for people only.
 	h.Token, _ = revisionfence.FromKey(lock, epoch, kv)

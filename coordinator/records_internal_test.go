@@ -35,7 +35,7 @@ func golden(t *testing.T, name, got string) {
 
 func TestKeysAreGolden(t *testing.T) {
 	t.Parallel()
-	l := layout{DefaultPrefix}
+	l := layout{prefix: DefaultPrefix}
 	const lease = 0x694d77aa9e38260f
 	keys := []string{l.epoch(), l.sessions(), l.session(lease), l.locks(), l.marks(), l.ops()}
 	for _, lock := range []string{
@@ -126,7 +126,7 @@ func TestHolderOfAnyKey(t *testing.T) {
 
 func TestOnlyOurOwnKeysAreOurs(t *testing.T) {
 	t.Parallel()
-	l := layout{DefaultPrefix}
+	l := layout{prefix: DefaultPrefix}
 	for key, ours := range map[string]bool{
 		l.directory("orders") + "2a-1":      true,
 		l.directory("a/b") + "2a-12":        true,

@@ -41,6 +41,9 @@ type session struct {
 	mod    int64   // mod revision of the session key: rises with each settle
 	ticked chan struct{}
 
+	draining chan struct{} // closed while little trusted time is left
+	dry      bool          // draining is closed
+
 	// Guarded by Coordinator.mu.
 	serial  uint64
 	entries map[string]*entry // lock keys whose fate is not known to be "gone"
@@ -56,6 +59,9 @@ func margin(ttl time.Duration) time.Duration { return min(ttl/10, time.Second) }
 // proofInterval is how often the lease is proven alive: often enough that two
 // proofs in a row may fail.
 func proofInterval(ttl time.Duration) time.Duration { return min(ttl/4, 2*time.Second) }
+
+// dueAt is how much trusted time is left when the next proof is due.
+func dueAt(ttl time.Duration) time.Duration { return ttl - margin(ttl) - proofInterval(ttl) }
 
 // lookInterval is how often the clock is looked at: often enough that a window
 // that closes is noticed within the margin, before the lease can have ended.
@@ -95,6 +101,20 @@ func (s *session) proved(sent instant) {
 	defer s.mu.Unlock()
 	if sent.since(s.proof) > 0 {
 		s.proof = sent
+	}
+	// A proof that took long leaves as little time as there was.
+	if s.dry && s.over() == nil && s.ttl-margin(s.ttl)-s.c.now().since(s.proof) >= s.c.opts.DrainMargin {
+		s.dry, s.draining = false, make(chan struct{})
+	}
+}
+
+// drain asks the holders not to start anything.
+func (s *session) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.dry {
+		s.dry = true
+		close(s.draining)
 	}
 }
 
@@ -144,6 +164,10 @@ func (s *session) end(reason LostReason) {
 	s.cancel(&sessionOver{reason})
 	if c.current == s {
 		c.current = nil
+		if reason == LostUnproven || reason == LostExpired {
+			// Not an act of anybody's, so etcd may still be out of reach.
+			c.trouble = fmt.Errorf("lease %s was given up: %s", leaseHex(s.lease), reason)
+		}
 	}
 	if s.unhook != nil {
 		s.unhook()
@@ -162,7 +186,9 @@ func (s *session) end(reason LostReason) {
 		level = slog.LevelInfo
 	}
 	c.log.Log(c.base, level, "session over", "lease", leaseHex(s.lease), "reason", string(reason))
-	c.logLost(lost)
+	s.drain()
+	c.reportLost(lost)
+	c.opts.Hooks.sessionEnd(s, reason)
 }
 
 // leaseGone ends the session because etcd does not know its lease.
@@ -216,11 +242,11 @@ func (c *Coordinator) open(ctx context.Context) (*session, error) {
 	}
 	s := &session{
 		c: c, lease: granted.ID, ttl: ttl, epoch: epoch.record.Epoch,
-		key:     c.keys.session(granted.ID),
-		value:   encode(sessionRecord{Format: format, Identity: c.opts.Identity, Since: time.Now()}),
-		buried:  make(chan struct{}),
-		proof:   sent,
-		ticked:  make(chan struct{}),
+		key:    c.keys.session(granted.ID),
+		value:  encode(sessionRecord{Format: format, Identity: c.opts.Identity, Since: time.Now()}),
+		buried: make(chan struct{}),
+		proof:  sent,
+		ticked: make(chan struct{}), draining: make(chan struct{}),
 		entries: make(map[string]*entry),
 	}
 	s.settling.s = s

@@ -103,6 +103,7 @@ func (t *settler) once(batch []*unsettled) error {
 	}
 	ctx, cancel := context.WithTimeout(s.ctx, s.c.callTimeout)
 	defer cancel()
+	s.c.metrics.settles.Inc()
 	resp, err := s.c.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(s.key), "=", s.create)).
 		Then(then...).

@@ -97,28 +97,30 @@ func trusting(t *testing.T, f func(t *testing.T, b *bench)) {
 				return instant{monotonic: time.Now(), suspend: time.Since(start) + b.slept}
 			},
 			opts: Options{Prefix: DefaultPrefix, TTL: 10 * time.Second, CleanupTimeout: time.Second},
-			keys: layout{DefaultPrefix}, callTimeout: 5 * time.Second,
+			keys: layout{prefix: DefaultPrefix}, callTimeout: 5 * time.Second,
 			queues: make(map[string]*queue),
 		}
+		c.opts.DrainMargin = c.opts.TTL / 3
+		c.metrics, _ = newMetrics(c)
 		c.base, c.stop = context.WithCancel(t.Context())
 		s := &session{
 			c: c, lease: 42, ttl: 10 * time.Second, key: c.keys.session(42), create: 5,
-			buried: make(chan struct{}), proof: c.now(), ticked: make(chan struct{}),
+			buried: make(chan struct{}), proof: c.now(), ticked: make(chan struct{}), draining: make(chan struct{}),
 			entries: make(map[string]*entry),
 		}
 		s.settling.s = s
 		s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(c.base))
 		b.s = s
 		q := &queue{c: c, lock: "orders", directory: c.keys.directory("orders"), pause: newPause()}
-		e := q.newEntryLocked(s, "")
+		e := q.newEntryLocked(s, &waiter{})
 		e.create, q.entry, c.queues[q.directory], c.current = 7, e, q, s
 		b.lessor.keys = [][]byte{[]byte(s.key), []byte(e.key)}
 		token, err := revisionfence.New("orders", 0, 7)
 		if err != nil {
 			t.Fatal(err)
 		}
-		b.g = newGrant(t.Context(), e, token)
-		e.grant = b.g
+		b.g = newGrant(e, token, &waiter{ctx: t.Context()})
+		e.grant = b.g.hold
 		c.mu.Lock()
 		c.spawnLocked(s.watchClock)
 		c.spawnLocked(s.prove)

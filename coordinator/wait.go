@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -64,11 +66,12 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 
 	// The watch comes first and the look second, so that nothing can happen
 	// between the two.
-	queue, owner, err := q.begun(ctx, e, q.c.watch(ctx, q.directory, clientv3.WithPrefix()))
+	queue, created, owner, err := q.begun(ctx, e, q.c.watch(ctx, q.directory, clientv3.WithPrefix()))
 	if owner || err != nil {
 		return owner, err
 	}
 	for {
+		sent := q.c.now()
 		v, err := q.readPlace(ctx, e, false)
 		switch {
 		case err != nil || v.owner || e.isLost():
@@ -77,6 +80,7 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 			return false, errFar
 		}
 		line := newLine(e.key, e.create, v.revision, v.front)
+		steady := true // all that was heard since came from the member that opened the watch
 		for decide := false; !decide; {
 			select {
 			case resp, ok := <-queue:
@@ -84,25 +88,39 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 					return false, err
 				}
 				pause.policy.Reset() // the watch works
+				steady = steady && sameMember(created, resp.Header)
 				decide = line.apply(resp.Events)
 			case <-e.s.tick():
 				// A watch can be silent though things happen: an event was lost,
 				// or a restored server waits for a revision of its future.
-				decide = true
+				decide, steady = true, false
 			case <-e.gone:
 				return false, nil
 			case <-ctx.Done():
 				return false, ctx.Err()
 			}
 		}
+		// Step N1: events alone make an owner only while nothing can have come
+		// between. The client resumes a broken watch without telling, and a
+		// server that was restored accepts it; so the events must come from the
+		// member and the term that opened the watch, and a linearizable answer,
+		// asked for less than a second ago, must have shown the own key. That
+		// holds where a lock passes quickly. Otherwise one read decides.
+		if steady && !line.ownGone && q.c.now().since(sent) < time.Second {
+			return true, nil
+		}
 	}
+}
+
+func sameMember(a, b *pb.ResponseHeader) bool {
+	return a.GetClusterId() == b.GetClusterId() && a.GetMemberId() == b.GetMemberId() && a.GetRaftTerm() == b.GetRaftTerm()
 }
 
 // awaitFar watches the own key and the one before it, until that one goes.
 func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	own, owner, err := q.begun(ctx, e, q.c.watch(ctx, e.key))
+	own, _, owner, err := q.begun(ctx, e, q.c.watch(ctx, e.key))
 	if owner || err != nil {
 		return owner, err
 	}
@@ -126,7 +144,7 @@ func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool
 func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clientv3.WatchChan) (owner bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch, owner, err := q.begun(ctx, e, q.c.watch(ctx, before))
+	watch, _, owner, err := q.begun(ctx, e, q.c.watch(ctx, before))
 	if owner || err != nil {
 		return owner, err
 	}
@@ -134,43 +152,66 @@ func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clien
 	if v, err := q.readPlace(ctx, e, true); err != nil || v.before != before {
 		return false, err
 	}
-	select {
-	case resp, ok := <-watch:
-		return false, watchErr(resp, ok)
-	case resp, ok := <-own:
-		return false, watchErr(resp, ok)
-	case <-e.s.tick():
-		return false, nil
-	case <-e.gone:
-		return false, nil
-	case <-ctx.Done():
-		return false, ctx.Err()
+	for {
+		select {
+		case resp, ok := <-watch:
+			return false, watchErr(resp, ok)
+		case resp, ok := <-own:
+			return false, watchErr(resp, ok)
+		case <-e.s.tick():
+			// As near the front, for the case that the watch is silent; but not
+			// with a read of the whole queue, or many waiters would be many
+			// times as many reads.
+			if still, err := q.stillBehind(ctx, e, before); err != nil || !still {
+				return false, err
+			}
+		case <-e.gone:
+			return false, nil
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
 	}
+}
+
+// stillBehind reports whether the own key and the one before it are there.
+func (q *queue) stillBehind(ctx context.Context, e *entry, before string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, q.c.callTimeout)
+	defer cancel()
+	resp, err := q.c.kv.Txn(ctx).Then(
+		clientv3.OpGet(e.key, clientv3.WithKeysOnly()),
+		clientv3.OpGet(before, clientv3.WithKeysOnly()),
+	).Commit()
+	if err != nil {
+		return false, fmt.Errorf("read the place in %s: %w", q.directory, err)
+	}
+	ahead := createRevision(resp.Responses[1].GetResponseRange().Kvs)
+	return createRevision(resp.Responses[0].GetResponseRange().Kvs) == e.create && ahead != 0 && ahead < e.create, nil
 }
 
 // begun waits until a watch has begun. Meanwhile it looks at each proof, so that
 // waiting goes on where watches do not.
-func (q *queue) begun(ctx context.Context, e *entry, begins <-chan begunWatch) (watch clientv3.WatchChan, owner bool, err error) {
+func (q *queue) begun(ctx context.Context, e *entry, begins <-chan begunWatch) (watch clientv3.WatchChan, created *pb.ResponseHeader, owner bool, err error) {
 	for {
 		select {
 		case b := <-begins:
-			return b.watch, false, b.err
+			return b.watch, b.created, false, b.err
 		case <-e.s.tick():
 			if v, err := q.readPlace(ctx, e, false); err == nil && v.owner {
-				return nil, true, nil
+				return nil, nil, true, nil
 			}
 		case <-e.gone:
-			return nil, false, errKeyGone
+			return nil, nil, false, errKeyGone
 		case <-ctx.Done():
-			return nil, false, ctx.Err()
+			return nil, nil, false, ctx.Err()
 		}
 	}
 }
 
 // begunWatch is a watch that the server has, or why it has not.
 type begunWatch struct {
-	watch clientv3.WatchChan
-	err   error
+	watch   clientv3.WatchChan
+	created *pb.ResponseHeader // what the server said of itself then
+	err     error
 }
 
 // watch opens a watch from now on, until ctx ends. It is delivered when the
@@ -196,7 +237,7 @@ func (c *Coordinator) watch(ctx context.Context, key string, opts ...clientv3.Op
 		} else {
 			context.AfterFunc(ctx, end)
 		}
-		begins <- begunWatch{w, err}
+		begins <- begunWatch{w, resp.Header, err}
 	})
 	c.mu.Unlock()
 	if !ok {
@@ -250,8 +291,7 @@ func (q *queue) readPlace(ctx context.Context, e *entry, before bool) (view, err
 		s.end(LostKeyDeleted)
 		return view{}, nil
 	case createRevision(answer(1)) != e.create:
-		q.c.lose(e, LostKeyDeleted)
-		return view{}, nil
+		return view{}, s.loseMissing(ctx, e)
 	}
 	v := view{revision: resp.Header.Revision, front: answer(2)}
 	v.owner = string(v.front[0].Key) == e.key
