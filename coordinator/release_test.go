@@ -268,6 +268,36 @@ func TestAuditSparesWhatIsNotAGhost(t *testing.T) {
 	release(t, g)
 }
 
+// The list of a lease's keys comes from one member, which may be behind.
+func TestAuditConfirmsWhatItsListLacks(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	c := newCoordinator(t, client, hasty)
+	g := acquire(t, c, "orders")
+	lists := make(chan struct{}, 100)
+	w.OnUnary(func(ctx context.Context, call *wire.Call) error {
+		err := call.Send(ctx)
+		if reply, ok := call.Reply.(*pb.LeaseTimeToLiveResponse); ok {
+			reply.Keys = nil
+			lists <- struct{}{}
+		}
+		return err
+	})
+	for range 3 { // two audits are over when the third begins
+		select {
+		case <-lists:
+		case <-time.After(patience):
+			t.Fatal("no audit")
+		}
+	}
+	if err := g.Err(); err != nil {
+		t.Errorf("lost by a list that was behind: %v", err)
+	}
+	stands(t, client, g)
+	release(t, g)
+}
+
 // Between the list of an audit and what it does about it, a lock can be
 // released and acquired anew in the process.
 func TestReleaseDuringAnAuditDisturbsNobody(t *testing.T) {

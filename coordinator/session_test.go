@@ -385,9 +385,24 @@ func changeEpoch(t *testing.T, client *clientv3.Client, change func(map[string]a
 	}
 }
 
+// missingBeside removes the epoch record where something else of ours lies.
+func missingBeside(key string) func(*testing.T, *clientv3.Client) {
+	return func(t *testing.T, client *clientv3.Client) {
+		key := coordinator.DefaultPrefix + key
+		if _, err := client.Txn(t.Context()).Then(clientv3.OpDelete(epochKey), clientv3.OpPut(key, "1@orders")).Commit(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _, _ = client.Delete(context.WithoutCancel(t.Context()), key) })
+	}
+}
+
 func TestEpochRecordThatMustNotBeActedOn(t *testing.T) {
 	open := func(t *testing.T, client *clientv3.Client) {
-		release(t, acquire(t, newCoordinator(t, client, steady), "orders"))
+		c := newCoordinator(t, client, steady)
+		release(t, acquire(t, c, "orders"))
+		if err := c.Close(within(t, patience)); err != nil { // and no session is left
+			t.Fatal(err)
+		}
 	}
 	for name, test := range map[string]struct {
 		spoil func(*testing.T, *clientv3.Client)
@@ -407,15 +422,8 @@ func TestEpochRecordThatMustNotBeActedOn(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, coordinator.ErrFormat},
-		"missing beside marks": {func(t *testing.T, client *clientv3.Client) {
-			if _, err := client.Txn(t.Context()).Then(clientv3.OpDelete(epochKey),
-				clientv3.OpPut(coordinator.DefaultPrefix+"marks/stock", "1@orders")).Commit(); err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				_, _ = client.Delete(context.WithoutCancel(t.Context()), coordinator.DefaultPrefix+"marks/stock")
-			})
-		}, coordinator.ErrRestored},
+		"missing beside marks":         {missingBeside("marks/stock"), coordinator.ErrRestored},
+		"missing beside saved results": {missingBeside("ops/stock/1"), coordinator.ErrRestored},
 		"missing beside a session": {func(t *testing.T, client *clientv3.Client) {
 			acquire(t, newCoordinator(t, client, steady), "held")
 			if _, err := client.Delete(t.Context(), epochKey); err != nil {
