@@ -166,6 +166,9 @@ func (c *Coordinator) join(w *waiter, directory string) (*queue, error) {
 		q = &queue{c: c, lock: w.lock, directory: directory, pause: newPause()}
 		c.queues[directory] = q
 	} else if w.try && (q.entry != nil || q.asking || q.waiters.Len() > 0) {
+		if q.trouble != nil {
+			return nil, q.trouble // nobody is known to hold it
+		}
 		return nil, &BusyError{Lock: w.lock, Holder: q.holderLocked()}
 	}
 	q.joinLocked(w)
@@ -200,7 +203,7 @@ func (q *queue) wait(ctx context.Context, w *waiter, atMost time.Duration) (*Gra
 	q.c.mu.Lock()
 	why := q.trouble
 	if why == nil {
-		why = &BusyError{Lock: w.lock, Holder: q.holderLocked()}
+		why = q.waitedForLocked(w)
 	}
 	q.c.mu.Unlock()
 	left, settled := q.withdraw(w)
@@ -230,18 +233,41 @@ func endOf(ctx context.Context) error {
 	return fmt.Errorf("%w: %w", ctx.Err(), cause)
 }
 
-// raise runs the barriers under the new grant.
-func (g *Grant) raise(ctx context.Context, barriers []func(context.Context, revisionfence.Token) error) error {
+// waitedForLocked is what a waiter has waited for: the holder of the lock, or
+// etcd, if that has not said anything of the lock yet.
+func (q *queue) waitedForLocked(w *waiter) error {
+	h := q.holderLocked()
+	if h.IsZero() && (q.entry == nil || q.entry.create == 0) {
+		return errNoAnswer
+	}
+	return &BusyError{Lock: w.lock, Holder: h}
+}
+
+var errNoAnswer = errors.New("etcd has not answered")
+
+// raise runs the barriers under the new grant. Nobody is left to release it if
+// one of them fails, or panics.
+func (g *Grant) raise(ctx context.Context, barriers []func(context.Context, revisionfence.Token) error) (err error) {
 	if len(barriers) == 0 {
 		return nil
 	}
 	bound, cancel := g.Bind(ctx)
 	defer cancel()
+	raised := false
+	defer func() {
+		if !raised {
+			err = errors.Join(err, g.releaseQuietly(ctx))
+		}
+	}()
 	for _, barrier := range barriers {
 		if err := barrier(bound, g.token); err != nil {
-			return errors.Join(fmt.Errorf("raise for %s: %w", g.token, err), g.releaseQuietly(ctx))
+			return fmt.Errorf("raise for %s: %w", g.token, err)
 		}
 	}
+	if err := g.Err(); err != nil { // barriers can take longer than the lease
+		return fmt.Errorf("raise for %s: %w", g.token, err)
+	}
+	raised = true
 	return nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
@@ -170,13 +171,31 @@ func (c *Coordinator) Ping(ctx context.Context) error {
 		may = append(may, clientv3.OpPut(probe, "", clientv3.WithLease(s.lease)), clientv3.OpDelete(probe+"/"))
 		look = clientv3.OpGet(c.keys.locks(), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	}
-	_, err = c.kv.Txn(ctx).
-		If(clientv3.Compare(clientv3.CreateRevision(c.keys.epoch()), "=", 0)).
+	resp, err := c.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(c.keys.epoch()), "<", 0)). // never
 		Then(may...).
-		Else(look).
+		Else(look, clientv3.OpGet(c.keys.epoch()), clientv3.OpGet(s.key, clientv3.WithKeysOnly())).
 		Commit()
 	if err != nil {
 		return fmt.Errorf("ping: user and permissions under %s: %w", c.keys.prefix, err)
+	}
+	if err := s.check(resp.Responses[1].GetResponseRange().Kvs, resp.Responses[2].GetResponseRange().Kvs); err != nil {
+		return fmt.Errorf("ping: %w", err)
+	}
+	return nil
+}
+
+// check says whether the session is still of the present epoch.
+func (s *session) check(epoch, session []*mvccpb.KeyValue) error {
+	if len(epoch) == 0 {
+		return &RestoredError{fmt.Sprintf("the epoch record %s is gone", s.c.keys.epoch())}
+	}
+	if _, err := decodeEpoch(epoch[0]); err != nil {
+		return err
+	}
+	if createRevision(session) != s.create {
+		s.end(LostKeyDeleted)
+		return s.over()
 	}
 	return nil
 }

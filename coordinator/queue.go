@@ -73,6 +73,10 @@ func (q *queue) startLocked() {
 // joinLocked appends a waiter.
 func (q *queue) joinLocked(w *waiter) {
 	w.place = q.waiters.PushBack(w)
+	for _, done := range q.settled {
+		close(done) // what the leavers left behind is wanted again
+	}
+	q.settled = nil
 	q.c.counts.waiting.Add(1)
 	if e := q.entry; e == nil || e.grant == nil || e.lost != "" {
 		q.startLocked()

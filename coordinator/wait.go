@@ -21,7 +21,10 @@ const nearFront = 8
 func (q *queue) await(e *entry) {
 	ctx, done := q.waiting()
 	defer done()
-	defer context.AfterFunc(e.s.ctx, done)()
+	// Not done itself: it would run late, and take away the stop of a later wait.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(e.s.ctx, cancel)()
 
 	attempt := q.awaitNear
 	for pause := newPause(); ctx.Err() == nil; {
