@@ -48,7 +48,8 @@ func acquireMany(t *testing.T, c *coordinator.Coordinator, names func(i int) str
 func TestManyLocksHeldByOneCoordinator(t *testing.T) {
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
-	opts := coordinator.Options{TTL: 4 * time.Second}
+	// The race detector is slow enough to keep a proof of a short lease waiting.
+	opts := coordinator.Options{TTL: time.Duration(fewer(5, 12)) * time.Second}
 	c := newCoordinator(t, client, opts)
 	locks := fewer(10_000, 2_500)
 	start := time.Now()
