@@ -14,7 +14,7 @@
 // whichever process it went to, across restarts of processes and members,
 // leader changes, compaction and defragmentation. More exactly: if one grant was
 // returned before another was asked for, its token is the smaller; and no token
-// is returned twice.
+// is returned twice. A restore of etcd from a backup ends this: see below.
 //
 // While etcd's own clocks do not fail, no two grants of a lock are held at once:
 // a grant ends by its holder's clock before etcd ends the lease.
@@ -37,9 +37,12 @@
 // That a lock is free as soon as its holder has died. It is when etcd has ended
 // the lease, which a leader change starts anew.
 //
-// That a restore of etcd from a backup is always noticed. Revisions go back
-// then, and tokens could repeat. A cluster of another ID, and a prefix without
-// its epoch record, are refused with [ErrRestored].
+// That a restore of etcd from a backup is noticed. Revisions go back then, and
+// tokens repeat. A cluster of another ID is refused with [ErrRestored], but a
+// restored cluster can keep its ID. So is a prefix whose epoch record is missing
+// while sessions or marks lie beside it; once those are gone too, a new record
+// starts at epoch 0. There is no recovery yet. After a restore use a new
+// [Options.Prefix], and new lock names where marks are kept outside of etcd.
 //
 // That the order of waiters in different processes is the order in which they
 // asked. Within a process it is; processes take turns.

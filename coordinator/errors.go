@@ -77,7 +77,8 @@ const (
 	LostUnproven LostReason = "lease unproven"
 	// LostEvicted: an operator ended the grant.
 	LostEvicted LostReason = "evicted"
-	// LostRestored: etcd was restored from a backup.
+	// LostRestored: etcd was restored from a backup. Reserved: nothing ends with
+	// it yet.
 	LostRestored LostReason = "etcd restored"
 	// LostClosed: the coordinator was closed.
 	LostClosed LostReason = "coordinator closed"
@@ -128,7 +129,7 @@ type RestoredError struct {
 
 // Error gives the evidence and the way out.
 func (e *RestoredError) Error() string {
-	return fmt.Sprintf("no token is issued: %s; tokens could repeat, so an operator has to start a new epoch first", e.Evidence)
+	return fmt.Sprintf("no token is issued: %s; tokens could repeat; use a new Options.Prefix, and new lock names where marks are kept outside of etcd", e.Evidence)
 }
 
 // Is reports whether target is [ErrRestored].

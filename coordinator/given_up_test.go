@@ -143,3 +143,41 @@ func TestLeavingAfterASessionEndedIsNoticed(t *testing.T) {
 	}
 	release(t, g)
 }
+
+// An etcd that has not answered is not a lock that somebody holds: a program
+// that skips its work when the lock is busy must not skip it in an outage.
+func TestSilentEtcdIsNotABusyLock(t *testing.T) {
+	etcd := cluster(t, nil)
+	proxy := etcd.Proxy(t)
+	c := newCoordinator(t, etcd.NewClient(t, through(proxy)), steady)
+	proxy.Cut()
+	defer proxy.Heal()
+	_, try := c.TryAcquire(within(t, 300*time.Millisecond), "a")
+	_, wait := c.Acquire(within(t, patience), "b", coordinator.WaitAtMost(300*time.Millisecond))
+	_, ends := c.Acquire(within(t, 300*time.Millisecond), "c")
+	for call, err := range map[string]error{"TryAcquire": try, "WaitAtMost": wait, "a deadline": ends} {
+		if err == nil || errors.Is(err, coordinator.ErrBusy) {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+}
+
+// The epoch record is refused to be made anew only while something lies beside
+// it, as the package comment says.
+func TestMissingEpochRecordIsRefusedWhileSomethingLiesBesideIt(t *testing.T) {
+	etcd := cluster(t, nil)
+	old := newCoordinator(t, etcd.NewClient(t), steady)
+	g := acquire(t, old, "orders")
+	if _, err := etcd.Client().Delete(t.Context(), coordinator.DefaultPrefix+"epoch"); err != nil {
+		t.Fatal(err)
+	}
+	c := newCoordinator(t, etcd.NewClient(t), steady)
+	if _, err := c.Acquire(within(t, patience), "orders"); !errors.Is(err, coordinator.ErrRestored) {
+		t.Errorf("beside a session: %v", err)
+	}
+	release(t, g)
+	if err := old.Close(within(t, patience)); err != nil {
+		t.Fatal(err)
+	}
+	release(t, acquire(t, c, "orders"))
+}

@@ -17,7 +17,8 @@
 // # Guarantees
 //
 // For one resource and the lock that guards it, provided that every write goes
-// through guards that pass package guardtest:
+// through guards that pass package guardtest, except for what a guard declares
+// there that it lacks:
 //
 //   - Once a token has been accepted, no lower one is: not after a restart, not
 //     after the value was deleted, not when two writers race.

@@ -30,9 +30,9 @@
 // key stays as it is while the key exists, so one grant has one token.
 //
 // The epoch is there since restoring etcd from a backup moves revisions back: the
-// restored store will issue numbers that it had issued before. A recovery raises
-// the epoch, and epochs count before revisions, so that tokens rise again. Without
-// a recovery after the restore nothing here can tell old numbers from new ones.
+// restored store will issue numbers that it had issued before. Epochs count before
+// revisions, so tokens rise again once an authority raises its epoch. While the
+// epoch is the same, nothing here can tell old numbers from new ones.
 //
 // # What is not a token
 //

@@ -282,6 +282,9 @@ func TestStopReturnsWhenTheProcessHasStopped(t *testing.T) {
 			t.Fatal("it did not wait until the kernel said so")
 		}
 		// ps knows the state on each system.
+		if _, err := exec.LookPath("ps"); err != nil {
+			t.Skip("a second opinion on the state of a process needs ps")
+		}
 		state, err := exec.Command("ps", "-o", "state=", "-p", strconv.Itoa(p.pid)).Output()
 		if err != nil || !strings.HasPrefix(strings.TrimSpace(string(state)), "T") {
 			t.Fatalf("state %q, %v", state, err)
