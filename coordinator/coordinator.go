@@ -23,7 +23,8 @@ import (
 type Coordinator struct {
 	client  *clientv3.Client
 	kv      clientv3.KV
-	lessor  clientv3.Lease
+	leases  leases
+	lessor  clientv3.Lease // leases, unless a test has put its own in its place
 	watcher clientv3.Watcher
 	opts    Options
 	keys    layout
@@ -50,12 +51,16 @@ type Coordinator struct {
 
 	closed  bool // nothing new begins
 	drained bool // no goroutine is started any more
-	orphans int  // leases that etcd has not confirmed to be gone
-	current *session
-	opening *opening
-	trouble error             // why there is no session though there should be
-	queues  map[string]*queue // by directory
-	below   directories
+	// unanswered is a lease that was asked for, and that may exist.
+	unanswered clientv3.LeaseID
+	orphans    int // leases that etcd has not confirmed to be gone
+	// orphaned is why the last of the orphans could not be revoked, if etcd said so.
+	orphaned error
+	current  *session
+	opening  *opening
+	trouble  error             // why there is no session though there should be
+	queues   map[string]*queue // by directory
+	below    directories
 }
 
 // New returns a coordinator that works through the client. It does no I/O:
@@ -78,13 +83,14 @@ func New(client *clientv3.Client, opts *Options) (*Coordinator, error) {
 		return nil, err
 	}
 	c := &Coordinator{
-		client: client, kv: etcdonce.New(client), lessor: client.Lease, watcher: client.Watcher,
+		client: client, kv: etcdonce.New(client), leases: newLeases(client), watcher: client.Watcher,
 		opts: o, keys: layout{prefix: o.Prefix, anywhere: o.Directory != nil}, log: o.Logger, now: systemClock,
 		callTimeout: min(max(o.TTL/2, time.Second), 5*time.Second),
 		openTimeout: 5 * time.Second,
 		queues:      make(map[string]*queue),
 		below:       make(directories),
 	}
+	c.lessor = c.leases
 	c.leaveFleet = func() {}
 	if c.metrics, err = newMetrics(c); err != nil {
 		return nil, err
@@ -232,6 +238,7 @@ func (c *Coordinator) Close(ctx context.Context) error {
 	c.await(ctx, &c.running)
 	c.mu.Lock()
 	s := c.current
+	c.buryUnansweredLocked()
 	c.mu.Unlock()
 	if s != nil {
 		s.end(LostClosed)
@@ -251,6 +258,7 @@ func (c *Coordinator) drain(ctx context.Context) error {
 	c.await(begin, &c.watches)
 	c.stop()
 	c.leaveFleet()
+	var why error
 	for drained := false; !drained; {
 		c.await(context.WithoutCancel(ctx), &c.background)
 		c.await(context.WithoutCancel(ctx), &c.watches)
@@ -258,12 +266,17 @@ func (c *Coordinator) drain(ctx context.Context) error {
 		drained = c.background.working == 0 && c.watches.working == 0
 		c.drained = drained
 		clean = clean && c.orphans == 0
+		why = c.orphaned
 		c.mu.Unlock()
 	}
-	if !clean {
-		return fmt.Errorf("close: %w: the lease was not confirmed to be revoked; it ends within its time to live", ErrUnsettled)
+	if clean {
+		return nil
 	}
-	return nil
+	err := fmt.Errorf("close: %w: the lease was not confirmed to be revoked; it ends within its time to live", ErrUnsettled)
+	if why != nil {
+		err = fmt.Errorf("%w: %w", err, why)
+	}
+	return err
 }
 
 // graceful returns a context that ends a while after ctx does.

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
@@ -32,7 +31,7 @@ type session struct {
 	cancel context.CancelCauseFunc
 	unhook func() bool // from the end of the coordinator's base context
 	// buried is closed when etcd is known to have no such lease any more, or
-	// nobody is left to ask.
+	// nobody asks it any more.
 	buried chan struct{}
 
 	// mu guards the trust window and the fence that acquires compare with.
@@ -47,6 +46,7 @@ type session struct {
 	// Guarded by Coordinator.mu.
 	serial  uint64
 	entries map[string]*entry // lock keys whose fate is not known to be "gone"
+	ended   bool              // the lease is known to be gone
 
 	settling settler
 }
@@ -200,25 +200,13 @@ func (s *session) leaseGone() {
 	}
 }
 
-// bury revokes the lease until it is known to be gone.
+// bury sees to it that the lease ends.
 func (s *session) bury() {
 	defer close(s.buried)
 	if s.inner != nil {
 		s.inner.Orphan()
 	}
-	c := s.c
-	for pause := newPause(); c.base.Err() == nil; {
-		ctx, cancel := context.WithTimeout(c.base, c.callTimeout)
-		_, err := c.lessor.Revoke(ctx, s.lease)
-		cancel()
-		if err == nil || errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			return
-		}
-		pause.wait(c.base)
-	}
-	c.mu.Lock()
-	c.orphans++
-	c.mu.Unlock()
+	s.c.bury(s.lease, s.ttl, func() { s.ended = true })
 }
 
 // open begins a session.
@@ -227,22 +215,16 @@ func (c *Coordinator) open(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	sent := c.now()
-	granted, err := c.lessor.Grant(ctx, int64(c.opts.TTL/time.Second))
+	lease, ttl, sent, err := c.lease(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("grant a lease: %w", err)
-	}
-	ttl := time.Duration(granted.TTL) * time.Second
-	if granted.ID == clientv3.NoLease || ttl <= 0 {
-		// A server that only looks like etcd: without leases there are no locks.
-		return nil, fmt.Errorf("%w: the server granted lease %d for %v", ErrFormat, granted.ID, ttl)
 	}
 	if ttl != c.opts.TTL {
 		c.log.Warn("etcd granted another TTL than was asked for", "asked", c.opts.TTL, "granted", ttl)
 	}
 	s := &session{
-		c: c, lease: granted.ID, ttl: ttl, epoch: epoch.record.Epoch,
-		key:    c.keys.session(granted.ID),
+		c: c, lease: lease, ttl: ttl, epoch: epoch.record.Epoch,
+		key:    c.keys.session(lease),
 		value:  encode(sessionRecord{Format: format, Identity: c.opts.Identity, Since: time.Now()}),
 		buried: make(chan struct{}),
 		proof:  sent,
