@@ -30,6 +30,9 @@ type entry struct {
 	detail string        // of the loss, for people
 	gone   chan struct{} // closed with lost
 
+	// trouble is why the key could not be deleted, last time.
+	trouble error
+
 	// asked: an attempt of ours, of which no answer came, may have deleted the key.
 	asked bool
 	// slow says that the acquire took so long, or was answered so unclearly,

@@ -40,6 +40,9 @@ type hold struct {
 	leaving bool // guarded by Coordinator.mu: the lock is being given up
 	left    chan struct{}
 	leftErr error // of the release; set before left is closed
+	// refused is closed, once, when etcd has refused the release for too long.
+	refused     chan struct{}
+	refusedOnce bool // guarded by Coordinator.mu
 
 	limit *time.Timer // of MaxHold, if any
 
@@ -55,7 +58,7 @@ type keepKey struct{}
 // the values of the caller's, but does not end with it: a caller whose deadline
 // passed still holds the lock, and must be able to tell.
 func newGrant(e *entry, token revisionfence.Token, w *waiter) *Grant {
-	h := &hold{entry: e, token: token, left: make(chan struct{}), mod: token.Revision()}
+	h := &hold{entry: e, token: token, left: make(chan struct{}), refused: make(chan struct{}), mod: token.Revision()}
 	ctx := context.WithoutCancel(w.ctx)
 	ctx = context.WithValue(ctx, heldKey{}, &held{grant: h, outer: heldIn(ctx)})
 	h.ctx, h.cancel = context.WithCancelCause(revisionfence.NewContext(ctx, token))
@@ -197,8 +200,12 @@ func (g *Grant) Draining() <-chan struct{} {
 //
 // If ctx ends before etcd has answered, Release goes on for
 // [Options.CleanupTimeout], then returns an error that is [ErrUnsettled], and
-// the release goes on in the background. Calling it again waits for, and
-// returns, the outcome of the first call.
+// the release goes on in the background. If etcd refuses it for a reason that
+// mostly lasts, such as a missing permission, Release returns that after three
+// TTLs or half a minute, also as an [ErrUnsettled]: the lock is not free while
+// the process lives, unless the reason is mended or the coordinator is closed.
+// The error has what etcd said last. Calling it again waits for, and returns, the
+// outcome of the first call.
 func (g *Grant) Release(ctx context.Context) error {
 	c := g.entry.q.c
 	err := g.beginRelease()
@@ -232,14 +239,30 @@ func (g *Grant) beginRelease() error {
 	return nil
 }
 
-// awaitRelease waits for the outcome until grace ends, a while after ctx.
+// awaitRelease waits for the outcome until grace ends, a while after ctx, or etcd
+// has refused it for too long.
 func (g *Grant) awaitRelease(ctx, grace context.Context) error {
 	select {
 	case <-g.left:
 		return g.leftErr
-	case <-grace.Done():
-		return fmt.Errorf("release %s: %w: %w", g.token, ErrUnsettled, endOf(ctx))
+	default:
 	}
+	var why error
+	select {
+	case <-g.left:
+		return g.leftErr
+	case <-g.refused:
+		why = errors.New("etcd refuses it; it is tried on in the background until the session ends")
+	case <-grace.Done():
+		why = endOf(ctx)
+	}
+	c := g.entry.q.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if g.entry.trouble != nil {
+		why = fmt.Errorf("%w: %w", why, g.entry.trouble)
+	}
+	return fmt.Errorf("release %s: %w: %w", g.token, ErrUnsettled, why)
 }
 
 // leaveLocked lets the driver give the lock up.

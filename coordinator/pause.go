@@ -19,11 +19,15 @@ func newPause() pause {
 }
 
 // wait pauses, longer each time, or until ctx ends.
-func (p pause) wait(ctx context.Context) {
+func (p pause) wait(ctx context.Context) { p.waitUnless(ctx, nil) }
+
+// waitUnless is wait that also ends when a channel is closed.
+func (p pause) waitUnless(ctx context.Context, closed <-chan struct{}) {
 	t := time.NewTimer(p.policy.NextBackOff())
 	defer t.Stop()
 	select {
 	case <-t.C:
+	case <-closed:
 	case <-ctx.Done():
 	}
 }

@@ -1,0 +1,115 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcd-fence/etcd-fence/internal/etcdonce"
+)
+
+// depart deletes the lock key: its grant was released, or nobody wants it. What
+// etcd refuses is tried on and on, since the reason may be mended; but if it is
+// of a kind that mostly lasts, the releaser is told after a while.
+func (q *queue) depart(e *entry) {
+	s := e.s
+	start := q.c.now()
+	for pause := newPause(); s.over() == nil && !e.isLost(); e.pauseWhileThere(pause) {
+		ctx, cancel := context.WithTimeout(s.ctx, q.c.callTimeout)
+		present, err := e.leave(ctx)
+		cancel()
+		switch {
+		case err == nil:
+			q.left(e, nil, present || e.asked)
+			return
+		case errors.Is(err, rpctypes.ErrLeaseNotFound):
+			s.leaseGone()
+			return
+		case !etcdonce.Definite(err):
+			e.asked = true
+		}
+		q.c.log.Debug("lock key not deleted yet", "key", e.key, "error", err)
+		if s.over() == nil {
+			e.troubled(err, incurable(err) && q.c.now().since(start) > min(refusedTTLs*s.ttl, refusedAtMost))
+		}
+	}
+}
+
+// pauseWhileThere pauses, unless the key is found to be gone meanwhile.
+func (e *entry) pauseWhileThere(pause pause) {
+	gone := e.gone
+	if e.isLost() {
+		gone = nil // that is no news
+	}
+	pause.waitUnless(e.s.ctx, gone)
+}
+
+// refusedAtMost is how long a release waits at most that etcd refuses.
+const refusedAtMost = 30 * time.Second
+
+// troubled remembers why the key could not be deleted, for those who wait for it
+// and will not wait for ever; refused tells them that it is not worth it.
+func (e *entry) troubled(err error, refused bool) {
+	c := e.q.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e.trouble = err
+	if g := e.grant; g != nil && refused && !g.refusedOnce {
+		g.refusedOnce = true
+		close(g.refused)
+		c.log.Warn("lock not released: etcd refuses it", "token", g.token.String(), "error", err)
+	}
+}
+
+// finishLost ends a departure that the loss of the key, or the end of the
+// session, has overtaken.
+func (e *entry) finishLost() {
+	c, g := e.q.c, e.grant
+	if g == nil || !g.leaving {
+		return
+	}
+	over := e.s.over()
+	if over == nil || (over.reason != LostUnproven && over.reason != LostClosed) {
+		// etcd has said that the key, the session key or the lease is gone.
+		g.finish(released(g, e.lost, e.asked))
+		return
+	}
+	// The key goes with the lease, which is being revoked.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	unsettled := fmt.Errorf("release %s: %w: etcd has not confirmed that lease %s is revoked", g.token, ErrUnsettled, leaseHex(e.s.lease))
+	if !c.spawnLocked(func() {
+		<-e.s.buried
+		if c.base.Err() == nil {
+			unsettled = nil
+		}
+		g.finish(unsettled)
+	}) {
+		g.finish(unsettled)
+	}
+}
+
+// left ends a departure: next is the entry that took the old one's place, if
+// any, and held tells whether the old key was there to delete.
+func (q *queue) left(e, next *entry, held bool) {
+	q.c.mu.Lock()
+	delete(e.s.entries, e.key)
+	q.entry = next
+	g := e.grant
+	q.c.mu.Unlock()
+	if g != nil {
+		g.finish(released(g, LostKeyDeleted, held))
+	}
+}
+
+// released is what a releaser is told.
+func released(g *hold, reason LostReason, held bool) error {
+	if held {
+		return nil
+	}
+	lost := &LostError{Token: g.token, Reason: reason, At: time.Now()}
+	return fmt.Errorf("release %s: %w: %w", g.token, ErrNotHeld, lost)
+}
