@@ -54,7 +54,7 @@ var rules = []rule{
 	{pkg: "test/embedded", imports: []string{etcdAPI, etcdClient, "go.etcd.io/etcd/server/v3", grpc, protobuf, "go.uber.org/zap", "golang.org/x/sys"}},
 	{pkg: "cmd", imports: []string{
 		"revisionfence", "resourceguard", "resourceguard/etcdguard", "coordinator", "test/embedded",
-		etcdAPI, etcdClient, grpc, "go.uber.org/zap", "golang.org/x/sys", "golang.org/x/term",
+		etcdAPI, etcdClient, grpc, "go.uber.org/zap", "golang.org/x/sys",
 	}},
 }
 
