@@ -1,0 +1,11 @@
+// Command etcd35 is etcd's own server at the newest release of its line 3.5,
+// for the tests that show how the packages behave with it.
+package main
+
+import (
+	"os"
+
+	"go.etcd.io/etcd/server/v3/etcdmain"
+)
+
+func main() { etcdmain.Main(os.Args) }
