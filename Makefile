@@ -1,8 +1,9 @@
 # Development tasks. `make` alone lists them.
 #
-# Every task runs in each module of go.work, since ./... stops at the border of
-# a module. Nothing but Go and make is needed, except for race and robustness,
-# which need a C compiler because the race detector does.
+# Every task runs in each module of the repository, since ./... stops at the
+# border of a module. Nothing but Go, make, git and the usual Unix tools is
+# needed, except for race and robustness, which need a C compiler because the
+# race detector does.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -15,19 +16,29 @@ ARGS ?=
 
 GOLANGCI := $(CURDIR)/.tools/golangci-lint
 
-# each runs a command in the directory of every module and stops at the first
-# that fails.
+# A directory is a module if it has a go.mod. Those that are not in go.work have
+# requirements that would change the versions which the others are built with.
+MODULES := $(patsubst %/go.mod,%,$(sort $(shell find . -name go.mod -not -path './.*' -not -path '*/testdata/*')))
+# Nobody imports these: the tools, and servers of other versions for the tests.
+OURS := $(filter-out ./tools ./test/compat/%,$(MODULES))
+
+# each runs a command in the directories of modules and stops at the first that
+# fails.
 define each
-@dirs=$$(go list -m -f '{{.Dir}}') || exit 1; \
-printf '%s\n' "$$dirs" | while IFS= read -r dir; do \
-	printf '== %s: %s\n' "$${dir##*/}" '$(strip $(1))'; \
-	(cd "$$dir" && $(1)) </dev/null || exit 1; \
+@shared=$$(go list -m -f '{{.Dir}}') || exit 1; \
+for dir in $(1); do \
+	printf '== %s: %s\n' "$$dir" '$(strip $(2))'; \
+	( \
+		cd "$$dir" || exit 1; \
+		printf '%s\n' "$$shared" | grep -qxF "$$(pwd -P)" || export GOWORK=off; \
+		$(2) \
+	) </dev/null || exit 1; \
 done
 endef
 
 .PHONY: help
 help: ## List these tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
 demo: ## Tell the story of the paused worker on a real etcd (ARGS="--endpoints ...")
@@ -35,11 +46,11 @@ demo: ## Tell the story of the paused worker on a real etcd (ARGS="--endpoints .
 
 .PHONY: test
 test: ## Run all tests
-	$(call each,CGO_ENABLED=0 go test ./...)
+	$(call each,$(MODULES),CGO_ENABLED=0 go test ./...)
 
 .PHONY: race
 race: ## Run all tests with the race detector
-	$(call each,go test -race ./...)
+	$(call each,$(OURS),go test -race ./...)
 
 .PHONY: robustness
 robustness: ## Run the tests of leases and queues COUNT times with the race detector
@@ -47,29 +58,29 @@ robustness: ## Run the tests of leases and queues COUNT times with the race dete
 
 .PHONY: cover
 cover: ## Print how much of each function the tests reach
-	$(call each,CGO_ENABLED=0 go test -coverpkg=./... -coverprofile=coverage.out ./... && go tool cover -func=coverage.out)
+	$(call each,$(OURS),CGO_ENABLED=0 go test -coverpkg=./... -coverprofile=coverage.out ./... && go tool cover -func=coverage.out)
 
 .PHONY: bench
 bench: ## Run the benchmarks (BENCH=pattern)
-	$(call each,CGO_ENABLED=0 go test -run='^$$' -bench=$(BENCH) -benchmem ./...)
+	$(call each,$(OURS),CGO_ENABLED=0 go test -run='^$$' -bench=$(BENCH) -benchmem ./...)
 
 .PHONY: fuzz
 fuzz: ## Run each fuzz test for FUZZTIME
-	$(call each,FUZZTIME=$(FUZZTIME) sh $(CURDIR)/.ci/fuzz)
+	$(call each,$(MODULES),FUZZTIME=$(FUZZTIME) sh $(CURDIR)/.ci/fuzz)
 
 .PHONY: fmt
 fmt: ## Format the code
-	$(call each,gofmt -s -w .)
+	$(call each,$(MODULES),gofmt -s -w .)
 
 .PHONY: tidy
 tidy: ## Bring go.mod and go.sum up to date
-	$(call each,GOWORK=off go mod tidy)
+	$(call each,$(MODULES),GOWORK=off go mod tidy)
 
 .PHONY: lint
 lint: $(GOLANGCI) ## Check format, go vet and golangci-lint
 	@files=$$(gofmt -s -l .) && test -z "$$files" || { printf 'not formatted (make fmt):\n%s\n' "$$files"; exit 1; }
-	$(call each,go vet ./...)
-	$(call each,$(GOLANGCI) run ./...)
+	$(call each,$(MODULES),go vet ./...)
+	$(call each,$(MODULES),$(GOLANGCI) run ./...)
 
 # Built from source at the version in tools/go.mod; it takes minutes the first
 # time only.
@@ -78,17 +89,25 @@ $(GOLANGCI): tools/go.mod tools/go.sum
 
 .PHONY: modules
 modules: ## Check that each module is tidy and builds without go.work
-	$(call each,GOWORK=off go mod tidy -diff)
-	$(call each,GOWORK=off go build ./...)
+	$(call each,$(OURS),GOWORK=off go mod tidy -diff)
+	$(call each,$(OURS),GOWORK=off go build ./...)
 
 .PHONY: cross
 cross: ## Check that everything, tests included, compiles for Windows and macOS
-	$(call each,CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go vet ./...)
-	$(call each,CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 go vet ./...)
+	$(call each,$(OURS),CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go vet ./...)
+	$(call each,$(OURS),CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 go vet ./...)
 
 .PHONY: overlay-check
 overlay-check: ## Check that the demo fails when the guard does not compare
 	sh .ci/overlay-check
+
+.PHONY: release
+release: ## Tag all modules as VERSION=v0.x.y, in this clone only
+	@GOWORK=off go run -C tools ./release make '$(VERSION)'
+
+.PHONY: release-rehearsal
+release-rehearsal: ## Make a release in a throwaway clone, and use it as its users would
+	@GOWORK=off go run -C tools ./release rehearse
 
 .PHONY: ci
 ci: ## Run what .ci/run runs
