@@ -45,6 +45,9 @@ func TestWhatIsSkipped(t *testing.T) {
 		"RepeatedOperationAppliesOnce", "OperationWithOtherDigestRefused", "OperationNeverAdmitsOldToken",
 		"StaleRepeatSaysApplied", "RepeatByNewerOwnerFencesOlder",
 		"FloorRaisesAndIsAudited", "FloorRepairsPoisonedMark",
+		"OneWriteAmongCompetitors", "OperationIDsAreDistinct", "RepeatedDeleteAppliesOnce",
+		"OperationAdmitsNoOtherToken", "OperationAdmitsNoOtherOwner",
+		"AdvanceHoldsOtherProcessesOff", "AdvanceSettlesWhatIsRead", "AdvanceIsOneStep",
 	}
 	slices.Sort(got)
 	slices.Sort(want)

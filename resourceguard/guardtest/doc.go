@@ -28,8 +28,9 @@
 // # Races
 //
 // That check and effect are one step is tried with competing writers, which finds
-// a defect with high probability only. A subject that implements [SlowPutter] is
-// also tried deterministically: do implement it.
+// a defect with high probability only. A subject that implements [SlowPutter], and
+// [SlowDeleter] where there are deletions, is also tried deterministically: do
+// implement them.
 //
 // # Trying the kit
 //

@@ -134,6 +134,13 @@ type SlowPutter interface {
 	PutSlowly(ctx context.Context, w resourceguard.Write, value []byte, during func()) (resourceguard.Result, error)
 }
 
+// SlowDeleter is a [Subject] that can be held up in the middle of a deletion, as a
+// [SlowPutter] can in the middle of a write.
+type SlowDeleter interface {
+	// DeleteSlowly is Delete, and calls during as PutSlowly does.
+	DeleteSlowly(ctx context.Context, w resourceguard.Write, during func()) (resourceguard.Result, error)
+}
+
 // AnswerLoser is a [Subject] whose backend can fail between the effect and the
 // answer. Where the harness can do that, it is how to see that the guard reports
 // an unknown outcome as unknown.

@@ -86,23 +86,50 @@ func (h Harness) validate() error {
 }
 
 // Run checks every property, each in a subtest of its name and with a harness of
-// its own, and lists what was skipped.
+// its own, and lists what was skipped, by what the guard lacks.
 func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 	t.Helper()
-	var skipped []string
+	var findings []Finding
 	for _, p := range Properties() {
 		t.Run(p.Name, func(t *testing.T) {
 			h := newHarness(t)
-			if why := p.Skip(h); why != "" {
-				skipped = append(skipped, p.Name+" ("+why+")")
-				t.Skip(why)
+			f := Finding{Property: p.Name, Skipped: p.Skip(h)}
+			findings = append(findings, f)
+			if f.Skipped != "" {
+				t.Skip(f.Skipped)
 			}
 			p.Check(t, h)
 		})
 	}
-	if len(skipped) > 0 {
-		t.Logf("skipped as declared, %d of %d:\n\t%s", len(skipped), len(Properties()), strings.Join(skipped, "\n\t"))
+	if text := Skipped(findings); text != "" {
+		t.Log(text)
 	}
+}
+
+// Skipped puts into words which of the properties were skipped, one line for each
+// reason. It returns "" if none were.
+func Skipped(findings []Finding) string {
+	var reasons []string
+	names := make(map[string][]string)
+	n := 0
+	for _, f := range findings {
+		if f.Skipped == "" {
+			continue
+		}
+		n++
+		if names[f.Skipped] == nil {
+			reasons = append(reasons, f.Skipped)
+		}
+		names[f.Skipped] = append(names[f.Skipped], f.Property)
+	}
+	if n == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("skipped as declared, %d of %d:", n, len(findings))
+	for _, reason := range reasons {
+		text += fmt.Sprintf("\n\t%s\n\t\t%s", reason, strings.Join(names[reason], ", "))
+	}
+	return text
 }
 
 // Finding is what [Examine] saw of one property.

@@ -9,12 +9,9 @@ import (
 )
 
 // broken is every defect that the kit must find, and the property that must name
-// it.
-var broken = []struct {
-	fault    fault
-	property string
-	form     modelHarness
-}{
+// it. No other property finds those that are marked alone, which is why the
+// property is there.
+var broken = []defect{
 	{fault: "tokens are compared for equality", property: "AcceptsNewerAfterGap"},
 	{fault: "equal is refused", property: "AcceptsEqualToken"},
 	{fault: "stale is swallowed", property: "RejectsStaleToken"},
@@ -58,9 +55,35 @@ var broken = []struct {
 	{fault: "the check is outside of the write", property: "CheckAndEffectAreOneStep"},
 	{fault: "the check is outside of the write", property: "CheckAndEffectAreOneStep", form: modelHarness{fast: true}},
 	{fault: "the check is outside of the write", property: "CheckAndEffectAreOneStep", form: modelHarness{authority: true}},
+	{fault: "deleting is not the one write", property: "RejectsEqualTokenByPolicy", alone: true},
+	{fault: "the one write is counted afterwards", property: "OneWriteAmongCompetitors", alone: true},
+	{fault: "operation IDs are folded", property: "OperationIDsAreDistinct", alone: true},
+	{fault: "operation IDs are cut", property: "OperationIDsAreDistinct", alone: true},
+	{fault: "operations are filed under resource/ID", property: "OperationIDsAreDistinct", alone: true},
+	{fault: "deletions have no operations", property: "RepeatedDeleteAppliesOnce", alone: true},
+	{fault: "a known operation asks for the age only", property: "OperationAdmitsNoOtherToken", alone: true},
+	{fault: "a replay does not look at the owner", property: "OperationAdmitsNoOtherOwner", alone: true},
+	{fault: "a barrier holds in its own process only", property: "AdvanceHoldsOtherProcessesOff", alone: true},
+	{fault: "a barrier overtakes a write", property: "AdvanceSettlesWhatIsRead", alone: true},
+	{fault: "a barrier overtakes a write", property: "AdvanceSettlesWhatIsRead", form: modelHarness{fast: true}},
+	{fault: "a barrier is two steps", property: "AdvanceIsOneStep", alone: true},
+	{fault: "floors are kept in the process", property: "FloorRaisesAndIsAudited", alone: true},
+	{fault: "a read needs no token", property: "RejectsZeroToken", alone: true},
+	{fault: "a read takes a token of any lock", property: "RejectsOtherLockEvenIfLarger", alone: true},
+	{fault: "a read has no ceiling", property: "RejectsImplausible", alone: true},
+	{fault: "a read does without a mark", property: "UnreadableMarkRefusesWrites", alone: true},
+	{fault: "the check of a deletion is outside of it", property: "CheckAndDeletionAreOneStep", alone: true},
+	{fault: "the check of a deletion is outside of it", property: "CheckAndDeletionAreOneStep", form: modelHarness{fast: true}},
 	{fault: "the context is not looked at", property: "CancelledContext"},
 	{fault: "the outcome is not said", property: "OutcomeClassified"},
 	{fault: "a lost answer counts as not applied", property: "OutcomeClassified"},
+}
+
+type defect struct {
+	fault    fault
+	property string
+	form     modelHarness
+	alone    bool
 }
 
 func (f modelHarness) String() string {
@@ -93,6 +116,24 @@ func TestEachDefectFailsItsProperty(t *testing.T) {
 	}
 }
 
+// TestOnePropertyAloneFinds shows of the defects marked so that they would pass if
+// their property were not there.
+func TestOnePropertyAloneFinds(t *testing.T) {
+	defer guardtest.Hurry()() // those that race are tried at length above
+	for _, tt := range broken {
+		if !tt.alone {
+			continue
+		}
+		form := tt.form
+		form.fault = tt.fault
+		for _, f := range guardtest.Examine(t, func(*testing.T) guardtest.Harness { return form.new() }) {
+			if f.Property != tt.property && len(f.Failures) > 0 {
+				t.Errorf("%s is found by %s too: %q", tt.fault, f.Property, f.Failures)
+			}
+		}
+	}
+}
+
 // TestSoundModelPasses shows that the defects above fail for what is broken and
 // not for what the model is.
 func TestSoundModelPasses(t *testing.T) {
@@ -105,13 +146,7 @@ func TestSoundModelPasses(t *testing.T) {
 
 func TestEachPropertyHasADefect(t *testing.T) {
 	for _, p := range guardtest.Properties() {
-		if !slices.ContainsFunc(broken, func(b struct {
-			fault    fault
-			property string
-			form     modelHarness
-		}) bool {
-			return b.property == p.Name
-		}) {
+		if !slices.ContainsFunc(broken, func(b defect) bool { return b.property == p.Name }) {
 			t.Errorf("no broken guard shows that %s can fail", p.Name)
 		}
 	}
@@ -135,6 +170,23 @@ func TestOnlyDeclaredLacksAreSkipped(t *testing.T) {
 		if len(f.Failures) > 0 {
 			t.Errorf("%s: %q", f.Property, f.Failures)
 		}
+	}
+}
+
+func TestSkippedNamesEachReasonOnce(t *testing.T) {
+	findings := []guardtest.Finding{
+		{Property: "A"},
+		{Property: "B", Skipped: "no marks: it keeps none"},
+		{Property: "C", Skipped: "no deletes: append only"},
+		{Property: "D", Skipped: "no marks: it keeps none"},
+		{Property: "E", Failures: []string{"broken"}},
+	}
+	want := "skipped as declared, 3 of 5:\n\tno marks: it keeps none\n\t\tB, D\n\tno deletes: append only\n\t\tC"
+	if got := guardtest.Skipped(findings); got != want {
+		t.Errorf("Skipped:\n%s\nwant:\n%s", got, want)
+	}
+	if got := guardtest.Skipped(findings[:1]); got != "" {
+		t.Errorf("Skipped, of nothing: %q", got)
 	}
 }
 

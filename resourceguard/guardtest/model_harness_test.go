@@ -13,7 +13,11 @@ import (
 type slowModel struct{ *model }
 
 func (m slowModel) PutSlowly(ctx context.Context, w resourceguard.Write, value []byte, during func()) (resourceguard.Result, error) {
-	return m.write(ctx, w, during, m.put(value))
+	return m.write(ctx, w, during, change{value: value})
+}
+
+func (m slowModel) DeleteSlowly(ctx context.Context, w resourceguard.Write, during func()) (resourceguard.Result, error) {
+	return m.write(ctx, w, during, change{delete: true})
 }
 
 // modelHarness is a harness of a model in one of its forms.

@@ -44,6 +44,7 @@ type modelCell struct {
 	exists     bool
 	stored     resourceguard.Stored
 	owner      string
+	written    revisionfence.Token // of the last write, which a barrier is not
 	operations map[string]modelOperation
 }
 
@@ -78,12 +79,21 @@ func (m *model) cell(resource string) *modelCell {
 			c.stored = resourceguard.NoMark()
 		}
 	}
+	if m.is("a barrier holds in its own process only", "floors are kept in the process") {
+		// What this process knows reaches the others with its next call.
+		if s, ok := m.own[resource]; ok {
+			c.stored, c.owner = s, ""
+			delete(m.own, resource)
+		}
+	}
 	return c
 }
 
 func (m *model) setMark(resource string, c *modelCell, t revisionfence.Token, owner string) {
 	c.stored, c.owner = resourceguard.MarkOf(t), owner
-	m.own[resource] = c.stored
+	if m.is("marks are kept in the process") {
+		m.own[resource] = c.stored
+	}
 }
 
 func (m *model) rule(resource string) resourceguard.Rule {
@@ -166,15 +176,27 @@ func (m *model) refuse(resource string, err error) error {
 	return resourceguard.ForResource(resource, err)
 }
 
-func (m *model) write(ctx context.Context, w resourceguard.Write, during func(), effect func(*modelCell)) (resourceguard.Result, error) {
+// change is the effect of a write.
+type change struct {
+	value  []byte
+	delete bool
+}
+
+func (ch change) on(c *modelCell) { c.value, c.exists = ch.value, !ch.delete }
+
+func (m *model) write(ctx context.Context, w resourceguard.Write, during func(), effect change) (resourceguard.Result, error) {
+	none := resourceguard.Result{}
+	if err := w.Operation.Check(); err != nil {
+		return none, m.refuse(w.Resource, err)
+	}
 	if err := m.begin(ctx); err != nil {
-		return resourceguard.Result{}, err
+		return none, err
 	}
 	defer m.store.mu.Unlock()
 	c := m.cell(w.Resource)
-	none := resourceguard.Result{}
 
-	saved, found := c.operations[w.Operation.ID]
+	id := m.operationID(w.Operation.ID)
+	saved, found := c.operations[id]
 	if m.is("operations share one name space") {
 		for _, other := range m.store.cells {
 			if s, ok := other.operations[w.Operation.ID]; ok {
@@ -182,14 +204,33 @@ func (m *model) write(ctx context.Context, w resourceguard.Write, during func(),
 			}
 		}
 	}
+	if m.is("operations are filed under resource/ID") {
+		for resource, other := range m.store.cells {
+			for id, s := range other.operations {
+				if resource+"/"+id == w.Resource+"/"+w.Operation.ID {
+					saved, found = s, true
+				}
+			}
+		}
+	}
 	found = found && w.Operation.ID != "" && !m.is("operations are not looked up")
+	found = found && !(effect.delete && m.is("deletions have no operations"))
 	same := bytes.Equal(saved.digest, w.Operation.Digest) || m.is("digests are ignored")
 	saved.result.Replayed = true
 	if found && same && m.is("a known operation opens the door") {
 		return saved.result, nil
 	}
+	old, _, _ := c.stored.Mark()
 	mark, decision, err := m.rule(w.Resource).Advance(c.stored, w.Token)
+	if found && same && err != nil && m.is("a known operation asks for the age only") && w.Token.Int64() >= old.Int64() {
+		return saved.result, nil
+	}
 	if found && err == nil {
+		if old == w.Token && !m.is("the owner is ignored", "a replay does not look at the owner") {
+			if err := resourceguard.CheckOwner(c.owner, w.Owner); err != nil {
+				return none, m.refuse(w.Resource, err)
+			}
+		}
 		if !same {
 			return none, m.refuse(w.Resource, resourceguard.ErrOperationReused)
 		}
@@ -215,7 +256,7 @@ func (m *model) write(ctx context.Context, w resourceguard.Write, during func(),
 		case m.is("stale is swallowed"):
 			return none, nil
 		case m.is("stale is applied"):
-			effect(c)
+			effect.on(c)
 		case m.is("stale is a time-out"):
 			return none, context.DeadlineExceeded
 		case m.is("stale does not say who won"):
@@ -230,17 +271,25 @@ func (m *model) write(ctx context.Context, w resourceguard.Write, during func(),
 			return none, m.refuse(w.Resource, err)
 		}
 	}
-	if m.is("the check is outside of the write") {
+	if m.apart(w, effect) {
 		m.store.mu.Unlock()
 		during()
 		m.store.mu.Lock()
+		if err := m.lookAgain(c, w); err != nil {
+			return none, m.refuse(w.Resource, err)
+		}
 	} else {
 		during()
 	}
-	effect(c)
-	if decision == resourceguard.Raise {
+	effect.on(c)
+	c.written = w.Token
+	switch before, ok, _ := c.stored.Mark(); {
+	case m.is("deleting is not the one write") && effect.delete && m.config.Policy == resourceguard.RejectEqual:
+		m.setMark(w.Resource, c, mark, w.Owner)
+	case m.is("a barrier overtakes a write") && ok && before.Int64() > w.Token.Int64():
+	case decision == resourceguard.Raise:
 		m.setMark(w.Resource, c, w.Token, w.Owner)
-	} else if c.owner == "" {
+	case c.owner == "":
 		c.owner = w.Owner
 	}
 	if m.is("the mark is deleted with the value") && !c.exists {
@@ -248,23 +297,61 @@ func (m *model) write(ctx context.Context, w resourceguard.Write, during func(),
 	}
 	result := resourceguard.Result{Mark: w.Token, Value: []byte("result of " + w.Operation.ID)}
 	if w.Operation.ID != "" {
-		c.operations[w.Operation.ID] = modelOperation{digest: w.Operation.Digest, result: result}
+		c.operations[id] = modelOperation{digest: w.Operation.Digest, result: result}
 	}
 	return result, nil
 }
 
-func (m *model) put(value []byte) func(*modelCell) {
-	return func(c *modelCell) { c.value, c.exists = value, true }
+// apart says whether the check of a write and its effect are two steps.
+func (m *model) apart(w resourceguard.Write, effect change) bool {
+	switch {
+	case m.is("the check is outside of the write"):
+		return true
+	case m.is("the check of a deletion is outside of it"):
+		return effect.delete
+	case m.is("the one write is counted afterwards"):
+		return m.config.Policy == resourceguard.RejectEqual
+	case m.is("a barrier overtakes a write"):
+		return m.config.Policy == resourceguard.AcceptEqual && w.Operation.ID == ""
+	}
+	return false
+}
+
+// lookAgain is what a guard in two steps compares in the second.
+func (m *model) lookAgain(c *modelCell, w resourceguard.Write) error {
+	newest, _, _ := c.stored.Mark()
+	switch {
+	case m.is("the one write is counted afterwards"):
+	case m.is("a barrier overtakes a write"):
+		newest = c.written
+	default:
+		return nil
+	}
+	if newest.Int64() > w.Token.Int64() {
+		return &resourceguard.StaleError{Presented: w.Token, Accepted: newest}
+	}
+	return nil
+}
+
+// operationID is under which an operation is filed.
+func (m *model) operationID(id string) string {
+	switch {
+	case m.is("operation IDs are folded"):
+		return strings.TrimSpace(strings.ToLower(id))
+	case m.is("operation IDs are cut"):
+		return id[:min(len(id), resourceguard.MaxOperationID-1)]
+	}
+	return id
 }
 
 func (m *model) Put(ctx context.Context, w resourceguard.Write, value []byte) (resourceguard.Result, error) {
 	// The scheduler may come in between, as it does in every backend that is not
 	// in the same process.
-	return m.write(ctx, w, runtime.Gosched, m.put(value))
+	return m.write(ctx, w, runtime.Gosched, change{value: value})
 }
 
 func (m *model) Delete(ctx context.Context, w resourceguard.Write) (resourceguard.Result, error) {
-	return m.write(ctx, w, func() {}, func(c *modelCell) { c.value, c.exists = nil, false })
+	return m.write(ctx, w, runtime.Gosched, change{delete: true})
 }
 
 func (m *model) PutLosingAnswer(ctx context.Context, w resourceguard.Write, value []byte, apply bool) error {
@@ -281,8 +368,14 @@ func (m *model) PutLosingAnswer(ctx context.Context, w resourceguard.Write, valu
 }
 
 func (m *model) Get(ctx context.Context, w resourceguard.Write) ([]byte, bool, error) {
-	if !m.is("reads are not checked") {
-		if err := m.Advance(ctx, w.Resource, w.Token); err != nil {
+	if err := m.Advance(ctx, w.Resource, w.Token); err != nil {
+		switch {
+		case m.is("reads are not checked"):
+		case m.is("a read needs no token") && errors.Is(err, resourceguard.ErrNoToken):
+		case m.is("a read takes a token of any lock") && errors.Is(err, resourceguard.ErrWrongLock):
+		case m.is("a read has no ceiling") && errors.Is(err, resourceguard.ErrImplausible):
+		case m.is("a read does without a mark") && errors.Is(err, resourceguard.ErrCorruptMark):
+		default:
 			return nil, false, err
 		}
 	}
@@ -307,7 +400,16 @@ func (m *model) Advance(ctx context.Context, resource string, t revisionfence.To
 	if m.is("a barrier spends the write") && err == nil {
 		mark = t
 	}
-	if err == nil && decision == resourceguard.Raise && !m.is("a barrier does nothing") {
+	if m.is("a barrier is two steps") {
+		m.store.mu.Unlock()
+		runtime.Gosched()
+		m.store.mu.Lock()
+	}
+	switch {
+	case err != nil || decision != resourceguard.Raise || m.is("a barrier does nothing"):
+	case m.is("a barrier holds in its own process only"):
+		m.own[resource] = resourceguard.MarkOf(mark)
+	default:
 		m.setMark(resource, c, mark, "")
 	}
 	return m.refuse(resource, err)
@@ -352,6 +454,7 @@ func (m *model) SetFloor(ctx context.Context, f revisionfence.Mark, reason strin
 	}
 	defer m.store.mu.Unlock()
 	c, rule := m.cell(f.Resource), m.rule(f.Resource)
+	c.written = revisionfence.Token{}
 	if m.is("a poisoned mark stays") {
 		rule.Ceiling = revisionfence.Token{}
 	}
@@ -362,7 +465,11 @@ func (m *model) SetFloor(ctx context.Context, f revisionfence.Mark, reason strin
 	if err != nil {
 		return m.refuse(f.Resource, err)
 	}
-	if decision == resourceguard.Raise && !m.is("a floor does nothing") {
+	switch {
+	case decision != resourceguard.Raise || m.is("a floor does nothing"):
+	case m.is("floors are kept in the process"):
+		m.own[f.Resource] = resourceguard.MarkOf(f.Token)
+	default:
 		m.setMark(f.Resource, c, f.Token, "")
 	}
 	if !m.is("a floor leaves no trace") {

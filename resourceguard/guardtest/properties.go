@@ -5,7 +5,7 @@ func Properties() []Property {
 	var all []Property
 	for _, group := range [][]Property{
 		tokenProperties(), markProperties(), policyProperties(), operationProperties(),
-		floorProperties(), stepProperties(), callProperties(),
+		repetitionProperties(), barrierProperties(), floorProperties(), stepProperties(), callProperties(),
 	} {
 		all = append(all, group...)
 	}

@@ -64,8 +64,8 @@ func floorRaises(b *bench) {
 	if err := s.SetFloor(b.ctx, revisionfence.Mark{Resource: fresh, Token: last.Token}, reason); err != nil {
 		b.Fatalf("SetFloor of a resource without a mark: %v", err)
 	}
-	_, err = s.Put(b.ctx, t.new.Write(fresh), []byte("5"))
-	b.wantStale(err, t.new.Write(fresh), last.Token, "Put with a token below the first floor")
+	_, err = b.open().Put(b.ctx, t.new.Write(fresh), []byte("5"))
+	b.wantStale(err, t.new.Write(fresh), last.Token, "Put with a token below the first floor, in another process")
 	b.wantNoValue(fresh)
 }
 

@@ -62,36 +62,6 @@ func markProperties() []Property {
 			},
 		},
 		{
-			Name:  "AdvanceFencesBeforeFirstWrite",
-			Doc:   "a new owner reads before it writes, and what it read must not change any more",
-			Needs: []Capability{Marks},
-			check: func(b *bench) {
-				s := b.open()
-				resource, old := b.h.Resource(b, "advance", lock), b.h.Grant(b, lock)
-				b.put(s, old.Write(resource), "7")
-				next := b.succeed(old)
-				for range 2 {
-					if err := s.Advance(b.ctx, resource, next.Token); err != nil {
-						b.Fatalf("Advance with the newest token: %v", err)
-					}
-				}
-				b.wantMark(s, resource, next.Token)
-				_, err := s.Put(b.ctx, old.Write(resource), []byte("5"))
-				b.wantStale(err, old.Write(resource), next.Token, "Put with the old token after the new owner advanced")
-				b.wantValue(resource, "7")
-				b.put(s, next.Write(resource), "8")
-
-				fresh := b.h.Resource(b, "advance where nothing is", lock)
-				if err := s.Advance(b.ctx, fresh, next.Token); err != nil {
-					b.Fatalf("Advance of a resource without a mark: %v", err)
-				}
-				b.wantNoValue(fresh)
-				_, err = s.Put(b.ctx, old.Write(fresh), []byte("5"))
-				b.wantStale(err, old.Write(fresh), next.Token, "Put with the old token after the first mark")
-				b.wantNoValue(fresh)
-			},
-		},
-		{
 			Name:  "UnreadableMarkRefusesWrites",
 			Doc:   "damage is not \"no mark\": nobody knows any more who may write",
 			Needs: []Capability{Marks},
@@ -144,6 +114,10 @@ func unreadableMark(b *bench) {
 		if !b.lacks(Deletes) {
 			_, err = s.Delete(b.ctx, g.Write(t.resource))
 			b.wantError(err, resourceguard.ErrCorruptMark, "Delete with %s over an unreadable mark", g.Token)
+		}
+		if !b.lacks(FencedReads) {
+			_, _, err = s.Get(b.ctx, g.Write(t.resource))
+			b.wantError(err, resourceguard.ErrCorruptMark, "Get with %s over an unreadable mark", g.Token)
 		}
 		b.wantError(s.Advance(b.ctx, t.resource, g.Token), resourceguard.ErrCorruptMark, "Advance with %s over an unreadable mark", g.Token)
 	}

@@ -12,6 +12,15 @@ func policyProperties() []Property {
 			check: rejectsEqualToken,
 		},
 		{
+			Name:  "OneWriteAmongCompetitors",
+			Doc:   "an owner with several goroutines has one write all the same: whoever counts it after the effect admits two",
+			Needs: []Capability{RejectEqual},
+			check: func(b *bench) {
+				s := b.openWith(Config{Policy: resourceguard.RejectEqual})
+				b.rounds(s, "one write", briefly, b.oneWriteRound)
+			},
+		},
+		{
 			Name:  "AdvanceLeavesTheOneWrite",
 			Doc:   "a barrier and a read are no writes: under RejectEqual the write is still to come after them",
 			Needs: []Capability{RejectEqual, Marks},
@@ -44,6 +53,17 @@ func rejectsEqualToken(b *bench) {
 	_, err = s.Put(b.ctx, w, []byte("3"))
 	b.wantStale(err, w, next.Token, "Put with the old token")
 	b.wantValue(resource, "2")
+
+	if !b.lacks(Deletes) {
+		deleter := b.succeed(next)
+		if _, err := s.Delete(b.ctx, deleter.Write(resource)); err != nil {
+			b.Fatalf("Delete with the newest token: %v", err)
+		}
+		_, err = s.Put(b.ctx, deleter.Write(resource), []byte("3"))
+		b.wantStale(err, deleter.Write(resource), deleter.Token, "Put with a token that has deleted")
+		b.wantNoValue(resource)
+		next = deleter
+	}
 
 	if b.lacks(Operations) {
 		return

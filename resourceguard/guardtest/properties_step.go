@@ -13,43 +13,68 @@ import (
 	"github.com/etcd-fence/etcd-fence/revisionfence"
 )
 
-const (
-	// Rounds of competing writers: at least, however slow the guard is, and none
-	// is begun once the time is over.
-	minRounds  = 4
+var (
+	// roundsTime is how long rounds of competing writers are begun for.
 	roundsTime = 500 * time.Millisecond
-
 	// meanwhile is how long a write is held up for a newer one to overtake it. A
 	// guard that makes the newer one wait makes the kit wait that long.
 	meanwhile = 200 * time.Millisecond
 )
 
+const (
+	// minRounds are tried at least, however slow the guard is.
+	minRounds = 4
+
+	// For the property that matters most all of the time, for others half of it.
+	fully, briefly = 1, 2
+)
+
 // stepProperties are about check and effect being one step.
 func stepProperties() []Property {
-	return []Property{{
-		Name: "CheckAndEffectAreOneStep",
-		Doc:  "between a check and a later write a newer owner can write, and the old value wins after all",
-		check: func(b *bench) {
-			s := b.open()
-			if slow, ok := s.(SlowPutter); ok {
-				b.overtaken(s, slow)
-			} else {
-				b.Logf("the subject is no SlowPutter: tried with competing writers only")
-			}
-			if !b.Failed() {
-				b.rounds(s, "takeover", b.takeoverRound)
-			}
-			if !b.Failed() && !b.h.AuthorityChecked {
-				b.rounds(s, "crowd", b.crowdRound)
-			}
+	return []Property{
+		{
+			Name: "CheckAndEffectAreOneStep",
+			Doc:  "between a check and a later write a newer owner can write, and the old value wins after all",
+			check: func(b *bench) {
+				s := b.open()
+				if slow, ok := s.(SlowPutter); ok {
+					b.overtaken(s, "overtaken", func(w resourceguard.Write, during func()) error {
+						_, err := slow.PutSlowly(b.ctx, w, []byte("5"), during)
+						return err
+					})
+				} else {
+					b.Logf("the subject is no SlowPutter: tried with competing writers only")
+				}
+				b.rounds(s, "takeover", fully, b.takeoverRound)
+				if !b.h.AuthorityChecked {
+					b.rounds(s, "crowd", fully, b.crowdRound)
+				}
+			},
 		},
-	}}
+		{
+			Name:  "CheckAndDeletionAreOneStep",
+			Doc:   "an old owner that tidies up must not delete what a newer one has just written",
+			Needs: []Capability{Deletes},
+			check: func(b *bench) {
+				s := b.open()
+				if slow, ok := s.(SlowDeleter); ok {
+					b.overtaken(s, "overtaken deletion", func(w resourceguard.Write, during func()) error {
+						_, err := slow.DeleteSlowly(b.ctx, w, during)
+						return err
+					})
+				} else {
+					b.Logf("the subject is no SlowDeleter: tried with competing writers only")
+				}
+				b.rounds(s, "deletion", briefly, b.deletionRound)
+			},
+		},
+	}
 }
 
 // overtaken holds a write of the old owner up until a newer owner has written,
 // or has had the time for it.
-func (b *bench) overtaken(s Subject, slow SlowPutter) {
-	resource, old := b.h.Resource(b, "overtaken", lock), b.h.Grant(b, lock)
+func (b *bench) overtaken(s Subject, name string, slowly func(w resourceguard.Write, during func()) error) {
+	resource, old := b.h.Resource(b, name, lock), b.h.Grant(b, lock)
 	b.put(s, old.Write(resource), "7")
 
 	var once sync.Once
@@ -68,10 +93,10 @@ func (b *bench) overtaken(s Subject, slow SlowPutter) {
 		})
 		wait(b.ctx, overtook, meanwhile)
 	}
-	_, err := slow.PutSlowly(b.ctx, old.Write(resource), []byte("5"), during)
+	err := slowly(old.Write(resource), during)
 	once.Do(func() {
 		close(overtook)
-		b.Fatalf("PutSlowly did not call during: %v", err)
+		b.Fatalf("the slow write did not call during: %v", err)
 	})
 	wait(b.ctx, overtook, perProperty)
 	if b.Failed() {
@@ -98,9 +123,9 @@ func wait(ctx context.Context, done <-chan struct{}, d time.Duration) {
 	}
 }
 
-func (b *bench) rounds(s Subject, name string, round func(Subject, string)) {
+func (b *bench) rounds(s Subject, name string, part time.Duration, round func(Subject, string)) {
 	start, n := time.Now(), 0
-	for ; !b.Failed() && (n < minRounds || time.Since(start) < roundsTime); n++ {
+	for ; !b.Failed() && (n < minRounds || time.Since(start) < roundsTime/part); n++ {
 		round(s, b.h.Resource(b, fmt.Sprintf("%s %d", name, n), lock))
 	}
 	b.Logf("%d rounds of kind %s in %v", n, name, time.Since(start).Round(time.Millisecond))
@@ -154,10 +179,7 @@ func (b *bench) takeoverRound(s Subject, resource string) {
 // not ask who the present owner is.
 func (b *bench) crowdRound(s Subject, resource string) {
 	var h history
-	var grants []Grant
-	for range 6 {
-		grants = append(grants, b.h.Grant(b, lock))
-	}
+	grants := b.succession(6)
 	var wg sync.WaitGroup
 	begin := make(chan struct{})
 	for _, g := range grants {
@@ -176,6 +198,16 @@ func (b *bench) crowdRound(s Subject, resource string) {
 	b.wantValue(resource, stamp(newest))
 	b.wantMark(s, resource, newest)
 	h.check(b)
+}
+
+// succession is as many owners of the lock, one after another.
+func (b *bench) succession(n int) []Grant {
+	b.Helper()
+	grants := []Grant{b.h.Grant(b, lock)}
+	for len(grants) < n {
+		grants = append(grants, b.succeed(grants[len(grants)-1]))
+	}
+	return grants
 }
 
 // stamp is a value that says under which token it was written.

@@ -75,6 +75,10 @@ func tokenProperties() []Property {
 					_, err = s.Delete(b.ctx, resourceguard.Write{Resource: t.resource})
 					b.wantError(err, resourceguard.ErrNoToken, "Delete without a token")
 				}
+				if !b.lacks(FencedReads) {
+					_, _, err = s.Get(b.ctx, resourceguard.Write{Resource: t.resource})
+					b.wantError(err, resourceguard.ErrNoToken, "Get without a token")
+				}
 				if !b.lacks(Marks) {
 					err = s.Advance(b.ctx, t.resource, revisionfence.Token{})
 					b.wantError(err, resourceguard.ErrNoToken, "Advance without a token")
@@ -158,6 +162,11 @@ func rejectsOtherLock(b *bench) {
 			_, err = s.Delete(b.ctx, foreign.Write(resource))
 			b.wantError(err, resourceguard.ErrWrongLock, "Delete with %s", foreign.Token)
 		}
+		// Where a read stores no mark, that of another lock's owner harms nobody.
+		if !b.lacks(FencedReads) && !b.h.AuthorityChecked {
+			_, _, err = s.Get(b.ctx, foreign.Write(resource))
+			b.wantError(err, resourceguard.ErrWrongLock, "Get with %s", foreign.Token)
+		}
 		if !b.lacks(Marks) {
 			err = s.Advance(b.ctx, resource, foreign.Token)
 			b.wantError(err, resourceguard.ErrWrongLock, "Advance with %s", foreign.Token)
@@ -179,22 +188,36 @@ func rejectsImplausible(b *bench) {
 		b.forge(lock, g.Token.Epoch()+1, 1),
 		b.forge(lock, revisionfence.MaxEpoch, revisionfence.MaxRevision),
 	} {
-		want := resourceguard.ErrImplausible
-		_, err := s.Put(b.ctx, forged.Write(resource), []byte("5"))
-		if b.h.AuthorityChecked && err != nil {
-			// Nobody holds it, and that is all the authority can say.
-			b.wantStale(err, forged.Write(resource), g.Token, "Put with %s, which nobody was granted", forged.Token)
-		} else {
-			b.wantError(err, want, "Put with %s above the ceiling %s", forged.Token, g.Token)
+		w := forged.Write(resource)
+		_, err := s.Put(b.ctx, w, []byte("5"))
+		b.wantImplausible(err, w, g.Token, "Put")
+		if !b.lacks(Deletes) {
+			_, err = s.Delete(b.ctx, w)
+			b.wantImplausible(err, w, g.Token, "Delete")
+		}
+		if !b.lacks(FencedReads) {
+			_, _, err = s.Get(b.ctx, w)
+			b.wantImplausible(err, w, g.Token, "Get")
 		}
 		if !b.lacks(Marks) {
 			err = s.Advance(b.ctx, resource, forged.Token)
-			b.wantError(err, want, "Advance with %s above the ceiling %s", forged.Token, g.Token)
+			b.wantError(err, resourceguard.ErrImplausible, "Advance with %s above the ceiling %s", forged.Token, g.Token)
 		}
 		b.wantNoValue(resource)
 	}
 	b.wantMark(s, resource, revisionfence.Token{})
 	b.put(s, g.Write(resource), "1")
+}
+
+// wantImplausible checks the refusal of a token that nobody was granted.
+func (b *bench) wantImplausible(err error, w resourceguard.Write, ceiling revisionfence.Token, call string) {
+	b.Helper()
+	if b.h.AuthorityChecked && err != nil {
+		// Nobody holds it, and that is all the authority can say.
+		b.wantStale(err, w, ceiling, "%s with %s, which nobody was granted", call, w.Token)
+		return
+	}
+	b.wantError(err, resourceguard.ErrImplausible, "%s with %s above the ceiling %s", call, w.Token, ceiling)
 }
 
 func endedGrant(b *bench) {

@@ -32,14 +32,23 @@ func TestNothingIsSkipped(t *testing.T) {
 type subject struct{ *memguard.Guard }
 
 var (
-	_ guardtest.Subject    = subject{}
-	_ guardtest.SlowPutter = subject{}
+	_ guardtest.Subject     = subject{}
+	_ guardtest.SlowPutter  = subject{}
+	_ guardtest.SlowDeleter = subject{}
 )
 
 func (s subject) PutSlowly(ctx context.Context, w resourceguard.Write, value []byte, during func()) (resourceguard.Result, error) {
 	return s.Do(ctx, w, func(c *memguard.Cell) ([]byte, error) {
 		during()
 		c.Put(value)
+		return nil, nil
+	})
+}
+
+func (s subject) DeleteSlowly(ctx context.Context, w resourceguard.Write, during func()) (resourceguard.Result, error) {
+	return s.Do(ctx, w, func(c *memguard.Cell) ([]byte, error) {
+		during()
+		c.Delete()
 		return nil, nil
 	})
 }
