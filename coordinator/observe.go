@@ -72,6 +72,12 @@ func (o *observer) follow(ctx context.Context, pause pause) error {
 	select {
 	case b := <-o.c.watch(ctx, o.directory, clientv3.WithPrefix()):
 		if b.err != nil {
+			// The client tells a watch that etcd refuses from one that broke by its
+			// text alone. A read is refused for the same reasons, in a form that
+			// says whether trying again can help.
+			if err := o.look(ctx); incurable(err) {
+				return err
+			}
 			return b.err
 		}
 		watch = b.watch
