@@ -37,4 +37,9 @@
 // [Examine] runs the properties without failing the test and returns what was
 // found. Use it on a guard with a deliberate defect, to see that your harness lets
 // the kit find it.
+//
+// # Measuring
+//
+// [Benchmark] measures any guard with the same harness, beside writes without it
+// if the subject is a [BarePutter].
 package guardtest

@@ -272,9 +272,13 @@ func (h *history) check(b *bench) {
 
 // retried repeats a write that another one blocked, as its error asks for.
 func retried(b *bench, put func() (resourceguard.Result, error)) (resourceguard.Result, error) {
+	return retriedFor(b.ctx, put)
+}
+
+func retriedFor(ctx context.Context, put func() (resourceguard.Result, error)) (resourceguard.Result, error) {
 	for {
 		r, err := put()
-		if !errors.Is(err, resourceguard.ErrBlocked) || b.ctx.Err() != nil {
+		if !errors.Is(err, resourceguard.ErrBlocked) || ctx.Err() != nil {
 			return r, err
 		}
 	}

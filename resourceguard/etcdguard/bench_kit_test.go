@@ -1,0 +1,58 @@
+package etcdguard_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcd-fence/etcd-fence/resourceguard"
+	"github.com/etcd-fence/etcd-fence/resourceguard/etcdguard"
+	"github.com/etcd-fence/etcd-fence/resourceguard/guardtest"
+	"github.com/etcd-fence/etcd-fence/test/embedded"
+)
+
+// benchSubject puts as a program does that has made its KV for the grant. The rest
+// of a Subject is not measured.
+type benchSubject struct {
+	guardtest.Subject
+	client *clientv3.Client
+	kv     func() (clientv3.KV, error)
+}
+
+var _ guardtest.BarePutter = benchSubject{}
+
+func (s benchSubject) Put(ctx context.Context, w resourceguard.Write, value []byte) (resourceguard.Result, error) {
+	kv, err := s.kv()
+	if err != nil {
+		return resourceguard.Result{}, err
+	}
+	_, err = kv.Put(ctx, w.Resource, string(value))
+	return resourceguard.Result{Mark: w.Token}, err
+}
+
+func (s benchSubject) PutBare(ctx context.Context, resource string, value []byte) error {
+	_, err := s.client.Put(ctx, resource, string(value))
+	return err
+}
+
+// BenchmarkGuard measures mode Held as every guard is measured.
+func BenchmarkGuard(b *testing.B) {
+	guardtest.Benchmark(b, func(b *testing.B) guardtest.Harness {
+		client := embedded.Start(b, &embedded.Options{Fsync: true}).NewClient(b)
+		var g grant
+		return guardtest.Harness{
+			AuthorityChecked: true,
+			Open: func(tb guardtest.TB, _ guardtest.Config) guardtest.Subject {
+				guard := newGuard(tb, client, &etcdguard.Options{LockOf: func(string) (string, error) { return g.token.Lock(), nil }})
+				return benchSubject{client: client, kv: sync.OnceValues(func() (clientv3.KV, error) { return guard.KV(g) })}
+			},
+			Resource: func(_ guardtest.TB, name, _ string) string { return "data/" + name },
+			Grant: func(tb guardtest.TB, lock string) guardtest.Grant {
+				g = acquire(tb, client, lock)
+				return guardtest.Grant{Token: g.token, Owner: g.key}
+			},
+		}
+	})
+}
