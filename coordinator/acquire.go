@@ -1,7 +1,6 @@
 package coordinator
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,74 +8,6 @@ import (
 
 	"github.com/etcd-fence/etcd-fence/revisionfence"
 )
-
-// AcquireOption adjusts one acquire.
-type AcquireOption func(*acquireOptions)
-
-type acquireOptions struct {
-	wait     time.Duration
-	reason   string
-	value    []byte
-	maxHold  time.Duration
-	barriers []func(context.Context, revisionfence.Token) error
-	err      error
-}
-
-// WaitAtMost bounds the waiting for the lock, beside the context. When it is
-// over, Acquire fails with a *[BusyError]. It must be above 0; to not wait at
-// all, use [Coordinator.TryAcquire].
-func WaitAtMost(d time.Duration) AcquireOption {
-	return func(o *acquireOptions) {
-		if o.wait = d; d <= 0 {
-			o.err = fmt.Errorf("%w: WaitAtMost %v: must be above 0 (TryAcquire does not wait)", ErrInvalidOption, d)
-		}
-	}
-}
-
-// Reason tells people who ask for the holder what the lock is needed for: at
-// most 1024 bytes of UTF-8 without control characters.
-func Reason(text string) AcquireOption {
-	return func(o *acquireOptions) {
-		o.reason = text
-		if err := checkText("Reason", text, maxReason); err != nil {
-			o.err = err
-		}
-	}
-}
-
-// Value publishes some bytes with the lock, for observers: where the leader can
-// be reached, say. At most [MaxValue]. [Grant.SetValue] changes it.
-func Value(value []byte) AcquireOption {
-	return func(o *acquireOptions) {
-		o.value = bytes.Clone(value)
-		if err := checkValue(value); err != nil {
-			o.err = err
-		}
-	}
-}
-
-// MaxHold bounds how long the grant is held: past that it is lost with
-// [LostHeldTooLong] and the lock passes on, so that a holder that hangs does not
-// keep it for as long as its process lives. It must be above 0. Without it there
-// is no bound.
-func MaxHold(d time.Duration) AcquireOption {
-	return func(o *acquireOptions) {
-		if o.maxHold = d; d <= 0 {
-			o.err = fmt.Errorf("%w: MaxHold %v: must be above 0", ErrInvalidOption, d)
-		}
-	}
-}
-
-// Raise runs the barriers after the grant and before Acquire returns it: each is
-// the Advance of a guard for a resource that this lock covers. Once it has
-// returned, no older holder can change the resource, so what is read from then
-// on stays true. Without it, the state that a new holder reads can still be
-// overwritten by a write of the old one that is under way.
-//
-// If a barrier fails, the lock is released and its error returned.
-func Raise(barriers ...func(context.Context, revisionfence.Token) error) AcquireOption {
-	return func(o *acquireOptions) { o.barriers = append(o.barriers, barriers...) }
-}
 
 // Acquire waits for the lock and returns the grant. Waiters of one process are
 // served in the order in which they came, and processes take turns.
@@ -94,27 +25,22 @@ func (c *Coordinator) Acquire(ctx context.Context, lock string, opts ...AcquireO
 }
 
 // TryAcquire returns the grant if the lock is free, and otherwise a *[BusyError]
-// that names the holder. It does not wait for the lock, only for etcd's answers.
-// A lock that is just changing hands between goroutines of this process counts
-// as held.
+// that names the holder. It does not wait for the lock, only for etcd's answers:
+// for ten seconds at most, and [Options.CleanupTimeout]. An etcd that has not
+// answered by then is an [ErrNoAnswer], not a lock that somebody holds. A lock that is just changing hands between goroutines of this process
+// counts as held.
 func (c *Coordinator) TryAcquire(ctx context.Context, lock string, opts ...AcquireOption) (*Grant, error) {
 	return c.acquire(ctx, lock, true, opts)
 }
 
 func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts []AcquireOption) (*Grant, error) {
-	var o acquireOptions
-	for _, opt := range opts {
-		opt(&o)
-	}
 	directory, err := c.directory(lock)
 	if err != nil {
 		return nil, fmt.Errorf("acquire: %w", err)
 	}
-	if o.err == nil && try && o.wait > 0 {
-		o.err = fmt.Errorf("%w: WaitAtMost: TryAcquire does not wait", ErrInvalidOption)
-	}
-	if o.err != nil {
-		return nil, fmt.Errorf("acquire %q: %w", lock, o.err)
+	o, err := optionsOf(opts, try)
+	if err != nil {
+		return nil, fmt.Errorf("acquire %q: %w", lock, err)
 	}
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("acquire %q: %w", lock, endOf(ctx))
@@ -125,7 +51,7 @@ func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts [
 
 	start := c.now()
 	ctx = c.opts.Hooks.acquireStart(ctx, AcquireStart{Lock: lock, Reason: o.reason, Try: try})
-	g, err := c.obtain(ctx, lock, directory, try, &o)
+	g, err := c.obtain(ctx, lock, directory, try, o)
 	end := AcquireEnd{Lock: lock, Waited: c.now().since(start), Err: err}
 	if err == nil {
 		end.Token = g.token
@@ -143,12 +69,20 @@ func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts [
 
 // obtain waits for the grant.
 func (c *Coordinator) obtain(ctx context.Context, lock, directory string, try bool, o *acquireOptions) (*Grant, error) {
-	w := &waiter{ctx: ctx, lock: lock, reason: o.reason, value: o.value, maxHold: o.maxHold, try: try, result: make(chan result, 1)}
+	w := &waiter{
+		// Values are asked for now: a context of the caller's own may do anything then.
+		ctx: ctx, outer: heldIn(ctx), since: time.Now(),
+		lock: lock, reason: o.reason, value: o.value, maxHold: o.maxHold, try: try, result: make(chan result, 1),
+	}
 	q, err := c.join(w, directory)
 	if err != nil {
 		return nil, err
 	}
-	return q.wait(ctx, w, o.wait)
+	atMost := o.wait
+	if try {
+		atMost = c.openTimeout + c.callTimeout
+	}
+	return q.wait(ctx, w, atMost)
 }
 
 // join puts a waiter into the queue of its lock.
@@ -165,14 +99,27 @@ func (c *Coordinator) join(w *waiter, directory string) (*queue, error) {
 		}
 		q = &queue{c: c, lock: w.lock, directory: directory, pause: newPause()}
 		c.queues[directory] = q
-	} else if w.try && (q.entry != nil || q.asking || q.waiters.Len() > 0) {
-		if q.trouble != nil {
-			return nil, q.trouble // nobody is known to hold it
+	} else if w.try {
+		if err := q.refusalLocked(w); err != nil {
+			return nil, err
 		}
-		return nil, &BusyError{Lock: w.lock, Holder: q.holderLocked()}
 	}
 	q.joinLocked(w)
 	return q, nil
+}
+
+// refusalLocked is why a try fails without being asked for: the lock is known not
+// to be free, or could not be asked for a moment ago. While somebody else's
+// question is without an answer, nothing is known.
+func (q *queue) refusalLocked(w *waiter) error {
+	e := q.entry
+	switch {
+	case e != nil && e.create != 0 && e.lost == "": // a place in the queue, if not the lock
+		return &BusyError{Lock: w.lock, Holder: q.holderLocked()}
+	case e != nil || q.asking || q.waiters.Len() > 0:
+		return q.trouble
+	}
+	return nil
 }
 
 // holderLocked is whoever is known to hold the lock, this process first.
@@ -238,12 +185,10 @@ func endOf(ctx context.Context) error {
 func (q *queue) waitedForLocked(w *waiter) error {
 	h := q.holderLocked()
 	if h.IsZero() && (q.entry == nil || q.entry.create == 0) {
-		return errNoAnswer
+		return ErrNoAnswer
 	}
 	return &BusyError{Lock: w.lock, Holder: h}
 }
-
-var errNoAnswer = errors.New("etcd has not answered")
 
 // raise runs the barriers under the new grant. Nobody is left to release it if
 // one of them fails, or panics.

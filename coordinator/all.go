@@ -40,6 +40,9 @@ func (c *Coordinator) AcquireAll(ctx context.Context, locks []string, opts ...Ac
 	if err != nil {
 		return nil, fmt.Errorf("acquire all: %w", err)
 	}
+	if _, err := optionsOf(opts, false); err != nil {
+		return nil, fmt.Errorf("acquire all: %w", err)
+	}
 	all := &Grants{c: c}
 	// A lock that is lost while others are waited for ends the waiting.
 	bound, stops := ctx, []context.CancelFunc{}

@@ -19,15 +19,15 @@ const anyBatch = 64
 // different places of the list get in each other's way less. With no lock at all
 // it fails with [ErrInvalidOption].
 func (c *Coordinator) TryAcquireAny(ctx context.Context, locks iter.Seq[string], opts ...AcquireOption) (*Grant, error) {
-	busy := &BusyError{}
-	batch := make([]string, 0, anyBatch)
-	try := func() (*Grant, error) {
-		g, err := c.tryBatch(ctx, batch, busy, opts)
-		batch = batch[:0]
-		return g, err
-	}
+	a := anyOf{c: c, opts: opts, batch: make([]string, 0, anyBatch)}
 	if c.Health().Closed {
 		return nil, fmt.Errorf("acquire any: %w", ErrClosed)
+	}
+	if _, err := optionsOf(opts, true); err != nil {
+		return nil, fmt.Errorf("acquire any: %w", err)
+	}
+	if locks == nil {
+		return nil, fmt.Errorf("acquire any: %w: the sequence of locks is nil", ErrInvalidOption)
 	}
 	asked := false
 	for lock := range locks {
@@ -36,12 +36,11 @@ func (c *Coordinator) TryAcquireAny(ctx context.Context, locks iter.Seq[string],
 		if err != nil {
 			return nil, fmt.Errorf("acquire any: %w", err)
 		}
-		if h, used := c.usedHere(directory); used {
-			*busy = BusyError{Lock: lock, Holder: h}
+		if a.skip(lock, directory) {
 			continue
 		}
-		if batch = append(batch, lock); len(batch) == anyBatch {
-			if g, err := try(); g != nil || err != nil {
+		if a.batch = append(a.batch, lock); len(a.batch) == anyBatch {
+			if g, err := a.tryBatch(ctx); g != nil || err != nil {
 				return g, err
 			}
 		}
@@ -49,41 +48,75 @@ func (c *Coordinator) TryAcquireAny(ctx context.Context, locks iter.Seq[string],
 	if !asked {
 		return nil, fmt.Errorf("acquire any: %w: no lock given", ErrInvalidOption)
 	}
-	if len(batch) > 0 {
-		if g, err := try(); g != nil || err != nil {
+	if len(a.batch) > 0 {
+		if g, err := a.tryBatch(ctx); g != nil || err != nil {
 			return g, err
 		}
 	}
-	return nil, fmt.Errorf("acquire any: %w", busy)
+	for _, lock := range a.asked {
+		if g, err := a.try(ctx, lock); g != nil || err != nil {
+			return g, err
+		}
+	}
+	return nil, fmt.Errorf("acquire any: %w", &a.busy)
 }
 
-// usedHere reports whether this process holds or wants a lock.
-func (c *Coordinator) usedHere(directory string) (Holder, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	q := c.queues[directory]
-	if q == nil {
-		return Holder{}, false
+// anyOf looks for a free lock.
+type anyOf struct {
+	c     *Coordinator
+	opts  []AcquireOption
+	batch []string  // to be looked at
+	asked []string  // somebody else of this process asks for them just now
+	busy  BusyError // of the last that was not free
+}
+
+// skip reports whether this process holds or wants a lock. If nothing is known of
+// it yet, it is waited for only if no other is free.
+func (a *anyOf) skip(lock, directory string) bool {
+	a.c.mu.Lock()
+	defer a.c.mu.Unlock()
+	q := a.c.queues[directory]
+	switch {
+	case q == nil:
+		return false
+	case q.entry != nil && q.entry.create != 0:
+		a.busy = BusyError{Lock: lock, Holder: q.holderLocked()}
+	default:
+		a.asked = append(a.asked, lock)
 	}
-	return q.holderLocked(), true
+	return true
+}
+
+// try returns neither a grant nor an error if the lock is not free.
+func (a *anyOf) try(ctx context.Context, lock string) (*Grant, error) {
+	g, err := a.c.acquire(ctx, lock, true, a.opts)
+	var taken *BusyError
+	if err != nil && errors.As(err, &taken) {
+		a.busy = *taken
+		return nil, nil
+	}
+	return g, err
 }
 
 // tryBatch tries those of the locks that one read shows to be free. It returns
 // neither a grant nor an error if all turn out to be held.
-func (c *Coordinator) tryBatch(ctx context.Context, locks []string, busy *BusyError, opts []AcquireOption) (*Grant, error) {
+func (a *anyOf) tryBatch(ctx context.Context) (*Grant, error) {
+	c, locks := a.c, a.batch
+	a.batch = a.batch[:0]
 	ops := []clientv3.Op{clientv3.OpGet(c.keys.epoch())}
-	for _, lock := range locks {
-		directory, err := c.directory(lock)
-		if err != nil {
+	directories := make([]string, len(locks))
+	for i, lock := range locks {
+		var err error
+		if directories[i], err = c.directory(lock); err != nil {
 			return nil, fmt.Errorf("acquire any: %w", err)
 		}
-		ops = append(ops, headOf(directory))
+		ops = append(ops, headOf(directories[i]))
 	}
 	read, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	resp, err := c.kv.Txn(read).Then(ops...).Commit()
 	if err != nil {
-		return nil, fmt.Errorf("acquire any: %w", err)
+		return nil, fmt.Errorf("acquire any: %w", answered(ctx, err))
 	}
 	epoch, err := epochOf(resp.Responses[0].GetResponseRange().Kvs)
 	if err != nil {
@@ -91,15 +124,15 @@ func (c *Coordinator) tryBatch(ctx context.Context, locks []string, busy *BusyEr
 	}
 	for i, lock := range locks {
 		if queue := resp.Responses[i+1].GetResponseRange().Kvs; len(queue) > 0 {
-			*busy = BusyError{Lock: lock, Holder: holderOf(lock, epoch, queue[0])}
+			a.busy = BusyError{Lock: lock, Holder: holderOf(lock, epoch, queue[0])}
 			continue
 		}
-		g, err := c.acquire(ctx, lock, true, opts)
-		var taken *BusyError
-		if err == nil || !errors.As(err, &taken) {
+		if a.skip(lock, directories[i]) { // since the read was sent
+			continue
+		}
+		if g, err := a.try(ctx, lock); g != nil || err != nil {
 			return g, err
 		}
-		*busy = *taken
 	}
 	return nil, nil
 }

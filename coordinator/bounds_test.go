@@ -105,7 +105,7 @@ func TestContextThatHasEndedSendsNothing(t *testing.T) {
 	if _, err := c.TryAcquire(ctx, "orders"); !errors.Is(err, context.Canceled) {
 		t.Errorf("try: %v", err)
 	}
-	if err := c.Do(ctx, "orders", nil); !errors.Is(err, context.Canceled) {
+	if err := c.Do(ctx, "orders", func(context.Context, *coordinator.Grant) error { return nil }); !errors.Is(err, context.Canceled) {
 		t.Errorf("do: %v", err)
 	}
 	if err := c.Ping(ctx); !errors.Is(err, context.Canceled) {

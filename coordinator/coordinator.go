@@ -164,7 +164,7 @@ func (c *Coordinator) Ping(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("ping: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	// A transaction is checked for what it might do: this one does nothing, and
 	// fails unless every kind of request that locks need is permitted. A user
@@ -177,13 +177,13 @@ func (c *Coordinator) Ping(ctx context.Context) error {
 		may = append(may, clientv3.OpPut(probe, "", clientv3.WithLease(s.lease)), clientv3.OpDelete(probe+"/"))
 		look = clientv3.OpGet(c.keys.locks(), clientv3.WithPrefix(), clientv3.WithCountOnly())
 	}
-	resp, err := c.kv.Txn(ctx).
+	resp, err := c.kv.Txn(bound).
 		If(clientv3.Compare(clientv3.CreateRevision(c.keys.epoch()), "<", 0)). // never
 		Then(may...).
 		Else(look, clientv3.OpGet(c.keys.epoch()), clientv3.OpGet(s.key, clientv3.WithKeysOnly())).
 		Commit()
 	if err != nil {
-		return fmt.Errorf("ping: user and permissions under %s: %w", c.keys.prefix, err)
+		return fmt.Errorf("ping: user and permissions under %s: %w", c.keys.prefix, answered(ctx, err))
 	}
 	if err := s.check(resp.Responses[1].GetResponseRange().Kvs, resp.Responses[2].GetResponseRange().Kvs); err != nil {
 		return fmt.Errorf("ping: %w", err)
@@ -215,7 +215,14 @@ func (s *session) check(epoch, session []*mvccpb.KeyValue) error {
 // [Options.CleanupTimeout] and returns an [ErrUnsettled]: the locks are free
 // when the lease runs out, which nobody renews any more. The client is not
 // closed. A second Close waits for the first.
+//
+// A function under Do or Lead that called Close would wait for itself. With the
+// context that it got, Close fails at once with [ErrWaitsForItself], and changes
+// nothing; with another one, Close returns only when that has ended.
 func (c *Coordinator) Close(ctx context.Context) error {
+	if c.runs(ctx) {
+		return fmt.Errorf("close: %w: it was called under Do or Lead: let that return first", ErrWaitsForItself)
+	}
 	c.mu.Lock()
 	var lost []*LostError
 	if !c.closed {

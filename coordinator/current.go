@@ -16,11 +16,11 @@ import (
 
 // readHead reads the front of a queue and the epoch, linearizably.
 func (c *Coordinator) readHead(ctx context.Context, directory string) ([]*mvccpb.KeyValue, uint16, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
-	resp, err := c.kv.Txn(ctx).Then(clientv3.OpGet(c.keys.epoch()), headOf(directory)).Commit()
+	resp, err := c.kv.Txn(bound).Then(clientv3.OpGet(c.keys.epoch()), headOf(directory)).Commit()
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, answered(ctx, err)
 	}
 	epoch, err := epochOf(resp.Responses[0].GetResponseRange().Kvs)
 	return resp.Responses[1].GetResponseRange().Kvs, epoch, err
@@ -72,15 +72,15 @@ func (c *Coordinator) Evict(ctx context.Context, token revisionfence.Token, reas
 }
 
 func (c *Coordinator) evict(ctx context.Context, directory string, token revisionfence.Token, reason string) error {
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
-	resp, err := c.kv.Txn(ctx).Then(
+	resp, err := c.kv.Txn(bound).Then(
 		clientv3.OpGet(c.keys.epoch()),
 		clientv3.OpGet(directory, clientv3.WithPrefix(), clientv3.WithMinCreateRev(token.Revision()), clientv3.WithMaxCreateRev(token.Revision()), clientv3.WithLimit(1)),
 		headOf(directory),
 	).Commit()
 	if err != nil {
-		return err
+		return answered(ctx, err)
 	}
 	epochKVs := resp.Responses[0].GetResponseRange().Kvs
 	epoch, err := epochOf(epochKVs)
@@ -103,7 +103,7 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 		news := evictionRecord{Format: format, By: c.opts.Identity, Reason: reason, At: time.Now()}
 		then = append(then, clientv3.OpPut(c.keys.eviction(lease, key), encode(news), clientv3.WithLease(lease)))
 	}
-	done, err := c.kv.Txn(ctx).
+	done, err := c.kv.Txn(bound).
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", token.Revision()),
 			clientv3.Compare(clientv3.ModRevision(c.keys.epoch()), "=", modRevision(epochKVs))).
 		Then(then...).
@@ -113,9 +113,9 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 	case errors.Is(err, rpctypes.ErrLeaseNotFound): // and so its keys
 		return fmt.Errorf("%w: its lease ended meanwhile", ErrNotHeld)
 	case err != nil && etcdonce.Definite(err):
-		return err
+		return answered(ctx, err)
 	case err != nil:
-		return fmt.Errorf("%w: %w", ErrUnsettled, err)
+		return fmt.Errorf("%w: %w", ErrUnsettled, answered(ctx, err))
 	case !done.Succeeded:
 		return fmt.Errorf("%w: it ended meanwhile", ErrNotHeld)
 	}

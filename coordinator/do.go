@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 )
 
 // Do acquires the lock, runs fn while holding it, and releases it. The context
@@ -17,6 +18,9 @@ import (
 // did need have been accepted. An error in releasing is not returned; the work
 // was done. It is logged.
 func (c *Coordinator) Do(ctx context.Context, lock string, fn func(context.Context, *Grant) error, opts ...AcquireOption) error {
+	if fn == nil {
+		return fmt.Errorf("acquire %q: %w: the function to run is nil", lock, ErrInvalidOption)
+	}
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -24,7 +28,10 @@ func (c *Coordinator) Do(ctx context.Context, lock string, fn func(context.Conte
 	}
 	c.running.working++
 	c.mu.Unlock()
+	r := &run{c: c, outer: runIn(ctx)}
+	ctx = context.WithValue(ctx, runKey{}, r)
 	defer func() {
+		r.over.Store(true)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.running.doneLocked()
@@ -46,4 +53,28 @@ func (c *Coordinator) Do(ctx context.Context, lock string, fn func(context.Conte
 		return errors.Join(err, lost)
 	}
 	return err
+}
+
+// run is a chain of the calls of Do that a context works under.
+type run struct {
+	c     *Coordinator
+	over  atomic.Bool
+	outer *run
+}
+
+type runKey struct{}
+
+func runIn(ctx context.Context) *run {
+	r, _ := ctx.Value(runKey{}).(*run)
+	return r
+}
+
+// runs reports whether ctx works under a Do of this coordinator that goes on.
+func (c *Coordinator) runs(ctx context.Context) bool {
+	for r := runIn(ctx); r != nil; r = r.outer {
+		if r.c == c && !r.over.Load() {
+			return true
+		}
+	}
+	return false
 }

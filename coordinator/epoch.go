@@ -82,6 +82,7 @@ func clusterHex(id uint64) string { return strconv.FormatUint(id, 16) }
 
 // opening is one attempt to open a session, shared by all who need one.
 type opening struct {
+	start   instant
 	done    chan struct{}
 	err     error
 	waiting int // who has not left
@@ -129,7 +130,7 @@ func (c *Coordinator) session(ctx context.Context) (*session, error) {
 
 func (c *Coordinator) startOpeningLocked() *opening {
 	ctx, cancel := context.WithTimeout(c.base, c.openTimeout)
-	o := &opening{done: make(chan struct{})}
+	o := &opening{start: c.now(), done: make(chan struct{})}
 	c.opening = o
 	c.spawnLocked(func() {
 		defer cancel()
@@ -157,7 +158,7 @@ func (c *Coordinator) adopt(o *opening, s *session, err error) (needed bool) {
 	c.opening = nil
 	switch {
 	case err != nil:
-		o.err = fmt.Errorf("open a session at etcd: %w", err)
+		o.err = fmt.Errorf("open a session at etcd: %w", ownBound(err))
 		c.trouble = o.err
 		return false
 	case c.closed || o.waiting == 0:

@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -37,6 +38,12 @@ var (
 	ErrInvalidName = revisionfence.ErrInvalidName
 	// ErrInvalidOption means that an option is out of its range.
 	ErrInvalidOption = errors.New("invalid option")
+	// ErrNoAnswer means that etcd did not answer within the coordinator's own
+	// bounds, which are a few seconds; the caller's context had not ended.
+	ErrNoAnswer = errors.New("etcd has not answered")
+	// ErrWaitsForItself means that [Coordinator.Close] was called by a function
+	// that runs under Do or Lead, for which Close waits.
+	ErrWaitsForItself = errors.New("the call would wait for itself")
 	// ErrClosed means that the coordinator was closed.
 	ErrClosed = errors.New("the coordinator is closed")
 )
@@ -134,6 +141,31 @@ func (e *RestoredError) Error() string {
 
 // Is reports whether target is [ErrRestored].
 func (e *RestoredError) Is(target error) bool { return target == ErrRestored }
+
+// noAnswerError is a request that etcd did not answer in time. It hides the end of
+// a context that is not the caller's, whom it would mislead.
+type noAnswerError struct{ err error }
+
+func (e *noAnswerError) Error() string { return ErrNoAnswer.Error() + ": " + e.err.Error() }
+
+func (e *noAnswerError) Is(target error) bool { return target == ErrNoAnswer }
+
+// ownBound turns the end of one of our own contexts into an [ErrNoAnswer].
+func ownBound(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return &noAnswerError{err}
+	}
+	return err
+}
+
+// answered is the error of a request that was made under a bound of our own,
+// within the ctx of a caller.
+func answered(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	return ownBound(err)
+}
 
 // errReleased is how a grant's context ends when its holder releases it.
 var errReleased = fmt.Errorf("released by its holder: %w", ErrNotHeld)

@@ -60,7 +60,7 @@ type keepKey struct{}
 func newGrant(e *entry, token revisionfence.Token, w *waiter) *Grant {
 	h := &hold{entry: e, token: token, left: make(chan struct{}), refused: make(chan struct{}), mod: token.Revision()}
 	ctx := context.WithoutCancel(w.ctx)
-	ctx = context.WithValue(ctx, heldKey{}, &held{grant: h, outer: heldIn(ctx)})
+	ctx = context.WithValue(ctx, heldKey{}, &held{grant: h, outer: w.outer})
 	h.ctx, h.cancel = context.WithCancelCause(revisionfence.NewContext(ctx, token))
 	if w.maxHold > 0 {
 		h.limit = time.AfterFunc(w.maxHold, func() { h.giveUp(LostHeldTooLong) })

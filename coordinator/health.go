@@ -28,7 +28,9 @@ type Health struct {
 	// Err is nil while all is well: for a health endpoint. It tells that the
 	// lease has not been proven for so long that grants are draining; that it ran
 	// out, or that none could be had, and none was since (one is asked for by the
-	// next acquire, or by Ping); that the coordinator is closed.
+	// next acquire, or by Ping); that one was asked for more than a second ago, and
+	// etcd has not answered; that the coordinator is closed. It is nil while nothing
+	// was asked for yet: call Ping before an endpoint that says "ready" does.
 	Err error
 }
 
@@ -39,6 +41,11 @@ func (c *Coordinator) Health() Health {
 	h := Health{Closed: c.closed, Held: int(c.counts.held.Load()), Waiting: int(c.counts.waiting.Load()), Releasing: int(c.counts.releasing.Load())}
 	s := c.current
 	trouble := c.trouble
+	if o := c.opening; o != nil && trouble == nil {
+		if asked := c.now().since(o.start); asked > slowAcquire {
+			trouble = fmt.Errorf("open a session at etcd: %w for %v", ErrNoAnswer, asked.Round(time.Millisecond))
+		}
+	}
 	c.mu.Unlock()
 	if s != nil {
 		s.mu.Lock()

@@ -62,7 +62,10 @@ func (h *Hooks) acquireStart(ctx context.Context, start AcquireStart) context.Co
 	if h.AcquireStart == nil {
 		return ctx
 	}
-	return h.AcquireStart(ctx, start)
+	if own := h.AcquireStart(ctx, start); own != nil {
+		return own
+	}
+	return ctx
 }
 
 func (h *Hooks) acquireEnd(ctx context.Context, end AcquireEnd) {

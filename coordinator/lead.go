@@ -19,6 +19,9 @@ import (
 // permissions, [ErrRestored], [ErrClosed], and [ErrBusy] when the time given with
 // [WaitAtMost] is over.
 func (c *Coordinator) Lead(ctx context.Context, lock string, fn func(context.Context, *Grant) error, opts ...AcquireOption) error {
+	if fn == nil {
+		return fmt.Errorf("lead %q: %w: the function to run is nil", lock, ErrInvalidOption)
+	}
 	for pause := newPause(); ; {
 		var lost error
 		var began instant

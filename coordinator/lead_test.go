@@ -322,7 +322,7 @@ func TestLeadEndsWithTheCoordinator(t *testing.T) {
 	if !errors.Is(err, coordinator.ErrClosed) || !errors.Is(err, coordinator.ErrLost) {
 		t.Errorf("Lead that led returned %v", err)
 	}
-	if err := a.Lead(t.Context(), "orders", nil); !errors.Is(err, coordinator.ErrClosed) {
+	if err := a.Lead(t.Context(), "orders", func(context.Context, *coordinator.Grant) error { return nil }); !errors.Is(err, coordinator.ErrClosed) {
 		t.Errorf("Lead after Close returned %v", err)
 	}
 }

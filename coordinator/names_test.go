@@ -1,6 +1,7 @@
 package coordinator_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/url"
@@ -85,7 +86,7 @@ func TestInvalidNamesAreRefusedBeforeAnyRequest(t *testing.T) {
 		if _, err := c.TryAcquire(t.Context(), name); !errors.Is(err, coordinator.ErrInvalidName) {
 			t.Errorf("try %.20q: %v", name, err)
 		}
-		if err := c.Do(t.Context(), name, nil); !errors.Is(err, coordinator.ErrInvalidName) {
+		if err := c.Do(t.Context(), name, func(context.Context, *coordinator.Grant) error { return nil }); !errors.Is(err, coordinator.ErrInvalidName) {
 			t.Errorf("do %.20q: %v", name, err)
 		}
 	}

@@ -43,7 +43,9 @@ type queue struct {
 // waiter is one goroutine that wants the lock.
 type waiter struct {
 	ctx     context.Context // whose values the grant keeps
-	lock    string          // as it calls the lock: the name in its token
+	outer   *held           // the grants that it works under
+	since   time.Time
+	lock    string // as it calls the lock: the name in its token
 	reason  string
 	value   []byte
 	maxHold time.Duration
@@ -215,15 +217,18 @@ func (q *queue) begin(w *waiter) {
 		q.failed(ctx, w, err)
 		return
 	}
+	var tries []*waiter
 	if w.try {
-		// A look first: most tries fail, and a read costs no proposal.
+		// A look first: most tries fail, and a read costs no proposal. It answers all
+		// that have come by now.
+		tries = q.tries()
 		taken, err := q.look(ctx, s)
 		switch {
 		case err != nil:
 			q.failed(ctx, w, err)
 			return
 		case !taken.IsZero():
-			q.busy(w, taken)
+			q.busy(tries, taken)
 			return
 		}
 	}
@@ -258,7 +263,7 @@ func (q *queue) begin(w *waiter) {
 	q.c.mu.Unlock()
 	switch {
 	case errors.Is(err, errTaken):
-		q.busy(w, holderOf(q.lock, s.epoch, at.first))
+		q.busy(tries, holderOf(q.lock, s.epoch, at.first))
 	case errors.Is(err, errKeyGone), errors.Is(err, errSessionOver):
 		// Nothing is left of it: start afresh.
 	default:
@@ -280,10 +285,33 @@ func (q *queue) look(ctx context.Context, s *session) (Holder, error) {
 	return Holder{}, nil
 }
 
-func (q *queue) busy(w *waiter, h Holder) {
+// tries are those in the queue that do not wait for the lock, only for an answer.
+func (q *queue) tries() []*waiter {
 	q.c.mu.Lock()
 	defer q.c.mu.Unlock()
-	q.answerLocked(w, result{err: &BusyError{Lock: w.lock, Holder: h}})
+	return q.triesLocked()
+}
+
+func (q *queue) triesLocked() []*waiter {
+	var tries []*waiter
+	for f := q.waiters.Front(); f != nil; f = f.Next() {
+		if w := f.Value.(*waiter); w.try {
+			tries = append(tries, w)
+		}
+	}
+	return tries
+}
+
+func (q *queue) busy(tries []*waiter, h Holder) {
+	q.c.mu.Lock()
+	defer q.c.mu.Unlock()
+	q.busyLocked(tries, h)
+}
+
+func (q *queue) busyLocked(tries []*waiter, h Holder) {
+	for _, w := range tries {
+		q.answerLocked(w, result{err: &BusyError{Lock: w.lock, Holder: h}})
+	}
 }
 
 // saw remembers who owns the lock, for those who ask.
@@ -291,6 +319,7 @@ func (q *queue) saw(h Holder) {
 	q.c.mu.Lock()
 	defer q.c.mu.Unlock()
 	q.holder, q.trouble = h, nil
+	q.busyLocked(q.triesLocked(), h)
 }
 
 // failed deals with an error that left nothing behind: an error that waiting
@@ -304,8 +333,13 @@ func (q *queue) failed(ctx context.Context, w *waiter, err error) {
 	}
 	q.c.mu.Lock()
 	first := q.trouble == nil
+	final := w.try || incurable(err)
+	err = ownBound(err)
 	q.trouble, q.holder = err, Holder{}
-	if w.try || incurable(err) {
+	for _, try := range q.triesLocked() {
+		q.answerLocked(try, result{err: err})
+	}
+	if final {
 		q.answerLocked(w, result{err: err})
 		q.c.mu.Unlock()
 		return
@@ -357,4 +391,5 @@ func (q *queue) deliver(e *entry) {
 	g := newGrant(e, token, w)
 	e.grant = g.hold
 	q.answerLocked(w, result{grant: g})
+	q.busyLocked(q.triesLocked(), e.holder())
 }

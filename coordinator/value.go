@@ -58,9 +58,9 @@ func (g *Grant) SetValue(ctx context.Context, value []byte) error {
 // outcome is unknown: once a later one has been applied, an earlier cannot be.
 func (g *Grant) setValue(ctx context.Context, value string) (done bool, err error) {
 	c := g.entry.q.c
-	ctx, cancel := context.WithTimeout(ctx, c.callTimeout)
+	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
-	resp, err := c.kv.Txn(ctx).
+	resp, err := c.kv.Txn(bound).
 		If(append(g.Fence(), clientv3.Compare(clientv3.ModRevision(g.entry.key), "=", g.mod))...).
 		Then(clientv3.OpPut(g.entry.key, value, clientv3.WithLease(g.entry.s.lease))).
 		Else(clientv3.OpGet(g.entry.key, clientv3.WithKeysOnly())).
@@ -70,9 +70,9 @@ func (g *Grant) setValue(ctx context.Context, value string) (done bool, err erro
 		g.entry.s.leaseGone()
 		return false, fmt.Errorf("set value of %s: %w", g.token, g.Err())
 	case err != nil && etcdonce.Definite(err):
-		return false, fmt.Errorf("set value of %s: %w", g.token, err)
+		return false, fmt.Errorf("set value of %s: %w", g.token, answered(ctx, err))
 	case err != nil:
-		return false, fmt.Errorf("set value of %s: %w: %w", g.token, ErrUnsettled, err)
+		return false, fmt.Errorf("set value of %s: %w: %w", g.token, ErrUnsettled, answered(ctx, err))
 	case resp.Succeeded:
 		g.mod = resp.Header.Revision
 		return true, nil
