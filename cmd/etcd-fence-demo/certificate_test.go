@@ -48,13 +48,15 @@ func newCertificate(dir string) (cert, key string, err error) {
 	)
 }
 
-// secured adds a second client address to a member, for TLS with client
-// certificates. The first one stays as it is, for the test itself.
-func secured(cert, key, address string) func(*embed.Config) {
+// secured adds a second client address to a member, for TLS, with or without
+// client certificates. The first one stays as it is, for the test itself.
+func secured(cert, key, address string, clients bool) func(*embed.Config) {
 	return func(c *embed.Config) {
 		c.ListenClientUrls = append(c.ListenClientUrls, url.URL{Scheme: "https", Host: address})
-		c.ClientTLSInfo.CertFile, c.ClientTLSInfo.KeyFile, c.ClientTLSInfo.TrustedCAFile = cert, key, cert
-		c.ClientTLSInfo.ClientCertAuth = true
+		c.ClientTLSInfo.CertFile, c.ClientTLSInfo.KeyFile = cert, key
+		if clients {
+			c.ClientTLSInfo.ClientCertAuth, c.ClientTLSInfo.TrustedCAFile = true, cert
+		}
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,8 +20,6 @@ import (
 const (
 	// prefixes is what every run has its own prefix under.
 	prefixes = "/etcd-fence-demo/"
-	// reachTimeout bounds the first request: long enough for an election.
-	reachTimeout = 5 * time.Second
 	// eraseTimeout bounds the removal of the keys.
 	eraseTimeout = 10 * time.Second
 )
@@ -45,11 +42,7 @@ func prepare(ctx context.Context, o options) (*ground, error) {
 			return nil, err
 		}
 	}
-	var err error
-	if g.client, err = g.target.dial(); err == nil {
-		err = g.reach(ctx)
-	}
-	if err != nil {
+	if err := g.reach(ctx); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
 	return g, nil
@@ -73,44 +66,6 @@ func (g *ground) startOwn(ctx context.Context, keep bool) error {
 	}
 	g.own, g.target.Endpoints = own, own.Endpoints()
 	return nil
-}
-
-// reach makes sure that there is an etcd with a quorum, and that nobody else uses
-// the prefix.
-func (g *ground) reach(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
-	defer cancel()
-	// A linearizable read, so the answer is also the proof of a quorum.
-	found, err := g.client.Get(ctx, g.prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
-	switch {
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("no etcd answers within %v: %s; check --endpoints", reachTimeout, strings.Join(g.whyNot(), "; "))
-	case err != nil:
-		return fmt.Errorf("etcd at %s: %w", g.target, err)
-	case found.Count != 0:
-		return fmt.Errorf("%s is in use: it has %d keys", g.prefix, found.Count)
-	}
-	g.version = g.askVersion(ctx)
-	return nil
-}
-
-// whyNot looks at each endpoint by itself, since the client only says that it has
-// waited long enough.
-func (g *ground) whyNot() []string {
-	var reasons []string
-	for _, endpoint := range g.target.Endpoints {
-		conn, err := net.DialTimeout("tcp", address(endpoint), time.Second)
-		switch op := (*net.OpError)(nil); {
-		case errors.As(err, &op):
-			reasons = append(reasons, fmt.Sprintf("%s: %v", endpoint, op.Err))
-		case err != nil:
-			reasons = append(reasons, fmt.Sprintf("%s: %v", endpoint, err))
-		default:
-			_ = conn.Close()
-			reasons = append(reasons, endpoint+": accepts connections, but there is no leader, or it wants TLS, or it is no etcd")
-		}
-	}
-	return reasons
 }
 
 // askVersion returns the versions of the members that answer.
@@ -192,7 +147,15 @@ func (g *ground) kept() string {
 	if g.own == nil {
 		return fmt.Sprintf("Kept: the keys under %s\nRemove them with: %s", g.prefix, g.removal())
 	}
-	return fmt.Sprintf("Kept: the keys under %s, in the data directory %s", g.prefix, filepath.Join(g.dir, "member0"))
+	return fmt.Sprintf("Kept: the keys under %s, in the data directory %s", g.prefix, g.data())
+}
+
+// data is the directory of an etcd of our own, if that is kept.
+func (g *ground) data() string {
+	if g.dir == "" {
+		return ""
+	}
+	return filepath.Join(g.dir, "member0")
 }
 
 // close ends what this process has opened. Closing an etcd of our own removes its

@@ -14,21 +14,18 @@ import (
 	"time"
 )
 
-const (
-	// answerTimeout is how long a worker may take for what waits for nobody. It
-	// is longer than requestTimeout, so that the worker's own error is heard.
-	answerTimeout = 10 * time.Second
-	// killTimeout is how long a worker may take to leave when it was asked to.
-	killTimeout = leaveTimeout + time.Second
-)
+// killTimeout is how long a worker may take to leave when it was asked to.
+const killTimeout = leaveTimeout + time.Second
 
 // hand is a worker process as the parent sees it. Only one goroutine may use it.
 type hand struct {
 	name    string // "A" or "B"
 	process *process
-	orders  *os.File
-	answers <-chan answer // closed when the worker has ended
-	gone    <-chan struct{}
+	// patience is how long the worker may take for what waits for nobody.
+	patience time.Duration
+	orders   *os.File
+	answers  <-chan answer // closed when the worker has ended
+	gone     <-chan struct{}
 	// heard is closed when all that the worker wrote to its standard error is in
 	// stderr.
 	heard  <-chan struct{}
@@ -36,7 +33,7 @@ type hand struct {
 }
 
 // hire starts a worker process. It has not connected to etcd yet.
-func hire(name string) (*hand, error) {
+func hire(name string, patience time.Duration) (*hand, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -61,7 +58,7 @@ func hire(name string) (*hand, error) {
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = theirs[0], theirs[1], theirs[2]
 
-	h := &hand{name: name, orders: ours[0], stderr: new(bytes.Buffer)}
+	h := &hand{name: name, patience: patience, orders: ours[0], stderr: new(bytes.Buffer)}
 	if h.process, err = startProcess(cmd); err != nil {
 		for _, f := range ours {
 			_ = f.Close()
@@ -105,7 +102,7 @@ func (h *hand) do(ctx context.Context, o order, want ...result) (answer, error) 
 	if err := h.tell(o); err != nil {
 		return answer{}, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, h.patience, fmt.Errorf("no answer within %v", h.patience))
 	defer cancel()
 	return h.hear(ctx, o.Do, want...)
 }

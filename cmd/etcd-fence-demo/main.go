@@ -37,7 +37,7 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if len(args) == 1 && args[0] == workerCommand {
 		return serve(stdin, stdout, stderr)
 	}
-	o, err := parseFlags(args)
+	o, warnings, err := parseFlags(args, os.Environ())
 	if err != nil {
 		fmt.Fprintf(stderr, "%s: error: %v\n%s: hint: see %s --help\n", program, err, program, program)
 		return exitUsage
@@ -47,9 +47,19 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return exitOK
 	}
 
+	for _, w := range warnings {
+		fmt.Fprintf(stderr, "%s: warning: %s\n", program, w)
+	}
+
 	ctx, cancel := untilSignal(stderr)
 	defer cancel(nil)
-	ok, err := demonstrate(ctx, o, newOutput(stdout, cancel), styleFor(stdout))
+	ok := false
+	if err = checkSystem(); err == nil {
+		err = askPassword(ctx, &o.target, stdin, stderr)
+	}
+	if err == nil {
+		ok, err = demonstrate(ctx, o, newOutput(stdout, cancel), styleFor(stdout))
+	}
 	switch interrupted := (*interruptedError)(nil); {
 	case errors.As(context.Cause(ctx), &interrupted):
 		// What was under way failed because of it; that is not worth telling.

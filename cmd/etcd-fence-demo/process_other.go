@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"runtime"
 )
@@ -29,6 +30,8 @@ func (p *process) ending() string                     { return "" }
 func (p *process) stop(context.Context) error         { return errSystem }
 func (p *process) resume() error                      { return errSystem }
 func (p *process) kill() error                        { return errSystem }
+
+func readSecret(context.Context, *os.File, func()) (string, error) { return "", errNoTerminal }
 
 // columns is the width of the terminal behind the file; nothing here looks.
 func columns(uintptr) int { return 0 }

@@ -127,10 +127,10 @@ func (s *show) nothingLeft(etcd *embedded.Cluster) {
 	if left := processes(s.mark); len(left) > 0 {
 		s.t.Errorf("processes are left: %q", left)
 	}
-	if keys, err := keysUnder(s.t.Context(), etcd, prefixes); err != nil || len(keys) > 0 {
+	if keys, err := keysUnder(s.t.Context(), etcd.Client(), prefixes); err != nil || len(keys) > 0 {
 		s.t.Errorf("keys are left: %q, %v", keys, err)
 	}
-	if n, err := leases(s.t.Context(), etcd); err != nil || n > 0 {
+	if n, err := leases(s.t.Context(), etcd.Client()); err != nil || n > 0 {
 		s.t.Errorf("%d leases are left, %v", n, err)
 	}
 }

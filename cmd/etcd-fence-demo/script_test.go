@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -39,8 +40,12 @@ func (c checked) Run() int {
 //
 //	etcd               start an etcd and set $ENDPOINT
 //	etcd slow          the same with the timing of a real member
-//	etcd tls           the same with TLS and client certificates, in cert.pem and
+//	etcd https         the same with TLS, by the certificate in cert.pem
+//	etcd tls           the same with client certificates too, such as cert.pem and
 //	                   key.pem
+//	etcd auth          the same with authentication, and the users root, worker
+//	                   and reader of the password "secret:1"
+//	certificate DIR    make a cert.pem and a key.pem that nobody trusts
 //	keys N PREFIX      want so many keys under the prefix
 //	leases N           want so many leases
 //	noprocesses        want no process that this script has started
@@ -51,40 +56,53 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv(markName, newMark())
-			env.Values["etcd"] = new(*embedded.Cluster)
+			env.Values["client"] = new(*clientv3.Client)
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"etcd": func(ts *testscript.TestScript, _ bool, args []string) {
 				opts, endpoint := new(embedded.Options), ""
-				switch strings.Join(args, " ") {
+				kind := strings.Join(args, " ")
+				switch kind {
 				case "slow":
 					opts.Config = func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 1000 }
-				case "tls":
+				case "auth":
+					opts = quickPasswords()
+				case "https", "tls":
 					cert, key, err := newCertificate(ts.MkAbs("."))
 					ts.Check(err)
 					endpoint, err = freeAddress()
 					ts.Check(err)
-					opts.Config = secured(cert, key, endpoint)
+					opts.Config = secured(cert, key, endpoint, kind == "tls")
 				}
 				etcd, err := embedded.Run(t.Context(), opts)
 				ts.Check(err)
 				ts.Defer(func() { ts.Check(etcd.Close()) })
-				*etcdOf(ts) = etcd
+				client := etcd.Client()
+				if kind == "auth" {
+					client, err = authenticated(t.Context(), etcd)
+					ts.Check(err)
+					ts.Defer(func() { ts.Check(client.Close()) })
+				}
+				*clientOf(ts) = client
 				if endpoint == "" {
 					endpoint = etcd.Endpoints()[0]
 				}
 				ts.Setenv("ENDPOINT", endpoint)
 			},
+			"certificate": func(ts *testscript.TestScript, _ bool, args []string) {
+				_, _, err := newCertificate(ts.MkAbs(args[0]))
+				ts.Check(err)
+			},
 			"keys": func(ts *testscript.TestScript, _ bool, args []string) {
-				got, err := keysUnder(t.Context(), *etcdOf(ts), args[1])
+				got, err := keysUnder(t.Context(), *clientOf(ts), args[1])
 				ts.Check(err)
 				if args[0] != fmt.Sprint(len(got)) {
 					ts.Fatalf("want %s keys under %s, got %q", args[0], args[1], got)
 				}
 			},
 			"leases": func(ts *testscript.TestScript, _ bool, args []string) {
-				got, err := leases(t.Context(), *etcdOf(ts))
+				got, err := leases(t.Context(), *clientOf(ts))
 				ts.Check(err)
 				if args[0] != fmt.Sprint(got) {
 					ts.Fatalf("want %s leases, got %d", args[0], got)
@@ -99,14 +117,49 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-func etcdOf(ts *testscript.TestScript) **embedded.Cluster {
-	return ts.Value("etcd").(**embedded.Cluster)
+func clientOf(ts *testscript.TestScript) **clientv3.Client {
+	return ts.Value("client").(**clientv3.Client)
 }
 
-func keysUnder(ctx context.Context, etcd *embedded.Cluster, prefix string) (keys []string, err error) {
+// quickPasswords keeps etcd from taking a tenth of a second for each password, and
+// seconds under the race detector.
+func quickPasswords() *embedded.Options {
+	return &embedded.Options{Config: func(c *embed.Config) { c.BcryptCost = 4 }}
+}
+
+// authenticated turns authentication on and returns a client that may do anything.
+func authenticated(ctx context.Context, etcd *embedded.Cluster) (*clientv3.Client, error) {
+	const password = "secret:1"
+	client := etcd.Client()
+	everything := clientv3.GetPrefixRangeEnd(prefixes)
+	var errs []error
+	for role, may := range map[string]clientv3.PermissionType{
+		"worker": clientv3.PermissionType(clientv3.PermReadWrite), "reader": clientv3.PermissionType(clientv3.PermRead),
+	} {
+		_, err := client.RoleAdd(ctx, role)
+		errs = append(errs, err)
+		_, err = client.RoleGrantPermission(ctx, role, prefixes, everything, may)
+		errs = append(errs, err)
+	}
+	for _, user := range []string{"root", "worker", "reader"} {
+		_, err := client.UserAdd(ctx, user, password)
+		errs = append(errs, err)
+		_, err = client.UserGrantRole(ctx, user, user)
+		errs = append(errs, err)
+	}
+	_, err := client.AuthEnable(ctx)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	config := etcd.ClientConfig()
+	config.Username, config.Password = "root", password
+	return clientv3.New(config)
+}
+
+func keysUnder(ctx context.Context, client *clientv3.Client, prefix string) (keys []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	resp, err := etcd.Client().Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	resp, err := client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	if err != nil {
 		return nil, err
 	}
@@ -116,10 +169,10 @@ func keysUnder(ctx context.Context, etcd *embedded.Cluster, prefix string) (keys
 	return keys, nil
 }
 
-func leases(ctx context.Context, etcd *embedded.Cluster) (int, error) {
+func leases(ctx context.Context, client *clientv3.Client) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	resp, err := etcd.Client().Leases(ctx)
+	resp, err := client.Leases(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -52,10 +52,11 @@ type grant struct {
 
 // hire starts the workers and connects them.
 func (s *story) hire(ctx context.Context) (err error) {
-	if s.a, err = hire("A"); err != nil {
+	patience := s.ground.target.patience()
+	if s.a, err = hire("A", patience); err != nil {
 		return err
 	}
-	if s.b, err = hire("B"); err != nil {
+	if s.b, err = hire("B", patience); err != nil {
 		return err
 	}
 	for _, h := range []*hand{s.a, s.b} {
@@ -109,7 +110,7 @@ func (s *story) tell(ctx context.Context, a *act) (err error) {
 // seed sets the stock, as somebody did long before. The parent does so, so that
 // the first write of a worker in the history is one of the story.
 func (s *story) seed(ctx context.Context, a *act) (err error) {
-	bound, cancel := context.WithTimeout(ctx, requestTimeout)
+	bound, cancel := context.WithTimeout(ctx, s.ground.target.CommandTimeout)
 	defer cancel()
 	if _, err := s.ground.client.Put(bound, a.key, stockAtFirst); err != nil {
 		return err
@@ -122,7 +123,7 @@ func (s *story) seed(ctx context.Context, a *act) (err error) {
 // they do only what they are told: so this is after the step before, and before
 // the next one.
 func (s *story) revision(ctx context.Context) (int64, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.ground.target.CommandTimeout)
 	defer cancel()
 	resp, err := s.ground.client.Get(ctx, s.ground.prefix, clientv3.WithCountOnly())
 	if err != nil {
@@ -157,7 +158,7 @@ func (s *story) pauseA(ctx context.Context, a *act) error {
 	s.line.say(workerA, plain, "reads stock = %s, checks its grant (good for %.1f s more), is about to write %s",
 		prepared.Read, prepared.TrustedFor.Seconds(), writtenLate)
 
-	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, errors.New("it does not stop"))
+	ctx, cancel := context.WithTimeoutCause(ctx, s.a.patience, errors.New("it does not stop"))
 	defer cancel()
 	if err := s.a.process.stop(ctx); err != nil {
 		return s.a.failed("SIGSTOP", err)
@@ -219,7 +220,7 @@ func (s *story) wakeA(ctx context.Context, a *act) (err error) {
 	if err := s.a.process.resume(); err != nil {
 		return s.a.failed("SIGCONT", err)
 	}
-	bound, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %v", answerTimeout))
+	bound, cancel := context.WithTimeoutCause(ctx, s.a.patience, fmt.Errorf("no answer within %v", s.a.patience))
 	defer cancel()
 	if a.late, err = s.a.hear(bound, doGo, gotWritten, gotRefused); err != nil {
 		return err

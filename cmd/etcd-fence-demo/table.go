@@ -211,6 +211,18 @@ func (r *reader) tokens(acts []*act) row {
 	return row{"granted to A, B, A, B", "rising", strings.Join(texts, ", "), right}
 }
 
+// right reports whether all rows are.
+func (t *table) right() bool {
+	for _, p := range t.parts {
+		for _, r := range p.rows {
+			if !r.right {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // print prints the table and the verdict, and reports whether all rows are right.
 func (t *table) print(w io.Writer, s style) bool {
 	const what, want, got = 27, 11, 33

@@ -78,3 +78,67 @@ func TestOnATerminal(t *testing.T) {
 		})
 	}
 }
+
+// A password is typed where nobody reads it over a shoulder, or in a transcript.
+func TestThePasswordIsAskedFor(t *testing.T) {
+	for name, c := range map[string]struct {
+		typed, answer string
+		shown         bool
+	}{
+		"right":  {typed: "secret:1\n", answer: whileStopped},
+		"wrong":  {typed: "guess\n", answer: "does not know the user \"worker\" with this password"},
+		"none":   {"\n", "needs a password, and none was typed", true},
+		"Ctrl-C": {"\x03", "cleaning up", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			etcd := embedded.Start(t, quickPasswords())
+			root, err := authenticated(t.Context(), etcd)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer root.Close()
+			master, slave := newTerminal(t)
+			s := startShow(t, etcd, master, slave, "ETCDCTL_USER=worker")
+			s.await("Password of worker: ")
+			if echo(t, master) {
+				t.Error("the terminal would show the password")
+			}
+			if _, err := master.WriteString(c.typed); err != nil {
+				t.Fatal(err)
+			}
+			s.await(c.answer)
+			if c.answer == whileStopped {
+				if _, err := master.WriteString("\x03"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.end()
+			if !echo(t, master) {
+				t.Error("the terminal does not show what is typed any more")
+			}
+			if !c.shown && strings.Contains(s.text(), strings.TrimSpace(c.typed)) {
+				t.Errorf("the password is in the output:\n%q", s.text())
+			}
+			if keys, err := keysUnder(t.Context(), root, prefixes); err != nil || len(keys) > 0 {
+				t.Errorf("keys are left: %q, %v", keys, err)
+			}
+		})
+	}
+}
+
+// echo reports whether the terminal shows what is typed.
+func echo(t *testing.T, master *os.File) bool {
+	t.Helper()
+	raw, err := master.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var termios *unix.Termios
+	var failed error
+	err = raw.Control(func(fd uintptr) { termios, failed = unix.IoctlGetTermios(int(fd), unix.TCGETS) })
+	if err != nil || failed != nil {
+		t.Fatal(err, failed)
+	}
+	return termios.Lflag&unix.ECHO != 0
+}

@@ -19,8 +19,6 @@ import (
 const (
 	// lockName is what the workers contend for: one lock for one article.
 	lockName = "stock/42"
-	// requestTimeout bounds each request of a worker to etcd.
-	requestTimeout = 5 * time.Second
 	// leaveTimeout is what a worker takes at most to give back what it holds.
 	leaveTimeout = 2 * time.Second
 )
@@ -31,6 +29,9 @@ type worker struct {
 	locks  *coordinator.Coordinator
 	guard  *etcdguard.Guard
 	grant  *coordinator.Grant
+
+	// bound is for each request to etcd.
+	bound time.Duration
 
 	orders <-chan order
 	say    *json.Encoder
@@ -103,7 +104,7 @@ func (w *worker) obey(ctx context.Context, o order) (answer, error) {
 	case doStart:
 		return answer{Got: gotReady}, w.start(ctx, o)
 	case doAsk:
-		bound, cancel := context.WithTimeout(ctx, requestTimeout)
+		bound, cancel := context.WithTimeout(ctx, w.bound)
 		defer cancel()
 		return w.hold(w.locks.TryAcquire(bound, lockName, coordinator.Reason("changing the stock")))
 	case doAcquire:
@@ -125,6 +126,7 @@ func (w *worker) obey(ctx context.Context, o order) (answer, error) {
 
 // start connects to etcd and makes sure that locks can be had there.
 func (w *worker) start(ctx context.Context, o order) (err error) {
+	w.bound = o.Target.CommandTimeout
 	if w.client, err = o.Target.dial(); err != nil {
 		return err
 	}
@@ -135,7 +137,7 @@ func (w *worker) start(ctx context.Context, o order) (err error) {
 	if w.guard, err = etcdguard.New(w.client, &etcdguard.Options{Prefix: o.Prefix}); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.bound)
 	defer cancel()
 	return w.locks.Ping(ctx)
 }
@@ -175,7 +177,7 @@ func (w *worker) writeLater(ctx context.Context, o order) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	bound, cancel := context.WithTimeout(ctx, requestTimeout)
+	bound, cancel := context.WithTimeout(ctx, w.bound)
 	defer cancel()
 	read, err := kv.Get(bound, o.Key)
 	if err != nil {
@@ -205,7 +207,7 @@ func (w *worker) writeLater(ctx context.Context, o order) (answer, error) {
 // is continued, and would now and then win the race against the write; luck is
 // no protection, and would hide what is shown here.
 func (w *worker) write(ctx context.Context, kv clientv3.KV, o order) (answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.bound)
 	defer cancel()
 	resp, err := kv.Put(ctx, o.Key, o.Value)
 	var a answer
@@ -230,7 +232,7 @@ func (w *worker) write(ctx context.Context, kv clientv3.KV, o order) (answer, er
 // release gives the lock up. The grant stays where it is: a release of what was
 // lost, or released before, is part of the story.
 func (w *worker) release(ctx context.Context) (answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	ctx, cancel := context.WithTimeout(ctx, w.bound)
 	defer cancel()
 	switch err := w.grant.Release(ctx); {
 	case errors.Is(err, coordinator.ErrNotHeld):
