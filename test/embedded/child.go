@@ -25,19 +25,29 @@ func init() {
 }
 
 // serveChild runs the member until the standard input ends, which it does at the
-// latest with the parent.
+// latest with the parent. It reports twice: when it has started, and when it
+// is ready.
 func serveChild(text string) int {
 	member, err := startChild(text)
-	var report childReport
-	if err != nil {
-		report = childReport{Error: err.Error(), PortTaken: portTaken(err)}
-	}
-	line, _ := json.Marshal(report) // a struct of a string and a bool
-	if _, err := fmt.Printf("%s\n", line); err != nil || report.Error != "" {
+	if !say(err) {
 		return 1
 	}
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	orders := make(chan struct{})
+	go func() {
+		defer close(orders)
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		// Several members are ready together or not at all, so that this can end
+		// with an order to stop. Then nobody reads any more.
+		if err := member.ready(ctx); ctx.Err() == nil {
+			say(err)
+		}
+	}()
+	<-orders
+	cancel()
+	ctx, cancel = context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	if err := member.stop(ctx); err != nil {
 		return 1
@@ -45,24 +55,33 @@ func serveChild(text string) int {
 	return 0
 }
 
+// say reports to the parent, and says whether there is a reason to go on.
+func say(err error) bool {
+	var report childReport
+	if err != nil {
+		report = childReport{Error: err.Error(), PortTaken: portTaken(err)}
+	}
+	line, _ := json.Marshal(report) // a struct of a string and a bool
+	_, printErr := fmt.Printf("%s\n", line)
+	return printErr == nil && err == nil
+}
+
 func startChild(text string) (*local, error) {
-	var spec struct {
-		childSpec
+	var child struct {
+		Spec    spec
 		Changes map[string]json.RawMessage
 	}
-	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+	if err := json.Unmarshal([]byte(text), &child); err != nil {
 		return nil, err
 	}
-	config := newConfig(spec.Dir, spec.Endpoint, spec.Fsync)
+	config := child.Spec.config()
 	fields := reflect.ValueOf(config).Elem()
-	for name, value := range spec.Changes {
+	for name, value := range child.Changes {
 		if err := json.Unmarshal(value, fields.FieldByName(name).Addr().Interface()); err != nil {
 			return nil, fmt.Errorf("config field %s: %w", name, err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	return startLocal(ctx, config, newLogger(os.Stderr).Named("member"))
+	return startLocal(config, newLogger(os.Stderr).Named("member"))
 }
 
 // changedFields finds what Options.Config changes. A function or a connection
@@ -72,7 +91,8 @@ func changedFields(m *Member) (map[string]any, error) {
 	if m.opts.Config == nil {
 		return nil, nil
 	}
-	before, after := newConfig(m.dir, m.Endpoint(), m.opts.Fsync), newConfig(m.dir, m.Endpoint(), m.opts.Fsync)
+	s := m.spec()
+	before, after := s.config(), s.config()
 	m.opts.Config(after)
 	changes := make(map[string]any)
 	typ := reflect.TypeFor[embed.Config]()

@@ -13,6 +13,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // A loaded machine may take a hundred times what an idle one takes. These
@@ -23,11 +25,15 @@ const (
 	callTimeout  = 15 * time.Second
 )
 
+// portPause is the time between two attempts to have a port that is taken.
+const portPause = 20 * time.Millisecond
+
 // Cluster is a running etcd. Its methods may be called from several goroutines;
 // those that take a TB end the test when they fail, so they belong into the
 // goroutine that runs the test. [Cluster.Member] has the same with errors.
 type Cluster struct {
 	members []*Member
+	layout  layout
 	logs    *logBuffer
 	tempDir string // removed by Close; empty when the caller chose the directory
 
@@ -92,29 +98,112 @@ func run(ctx context.Context, opts *Options) (*Cluster, error) {
 		}
 		c.tempDir = dir
 	}
-	c.members = []*Member{{cluster: c, opts: *opts, dir: filepath.Join(dir, "member0")}}
-	if err := c.start(ctx); err != nil {
+	if err := c.start(ctx, dir, opts); err != nil {
 		return c, errors.Join(fmt.Errorf("embedded: start: %w", err), c.Close())
 	}
 	return c, nil
 }
 
-func (c *Cluster) start(ctx context.Context) error {
-	for _, m := range c.members {
-		if err := m.start(ctx); err != nil {
-			return err
-		}
+func (c *Cluster) start(ctx context.Context, dir string, opts *Options) error {
+	n := max(opts.Members, 1)
+	for i := range n {
+		c.members = append(c.members, &Member{cluster: c, opts: *opts, index: i, dir: filepath.Join(dir, memberName(i))})
 	}
-	var err error
+	old, err := c.layout.load(dir, n)
+	if err != nil {
+		return err
+	}
+	if err := c.startMembers(ctx, old); err != nil {
+		return err
+	}
+	if err := c.layout.save(dir); err != nil {
+		return err
+	}
 	if c.control, err = clientv3.New(c.ClientConfig()); err != nil {
 		return err
 	}
 	if c.client, err = clientv3.New(c.ClientConfig()); err != nil {
 		return err
 	}
-	// The connection is made by the first request, so this is where the client
+	// The connections are made by the first request, so this is where the client
 	// becomes ready too. A member serves only shortly after it says it is ready.
-	return errors.Join(ready(ctx, c.control), ready(ctx, c.client))
+	if err := errors.Join(ready(ctx, c.control), ready(ctx, c.client)); err != nil || n == 1 {
+		return err
+	}
+	return c.together(func(m *Member) error { return m.probe(ctx) })
+}
+
+// startMembers starts all members. Ports are found before they are used, so
+// somebody else may be faster.
+func (c *Cluster) startMembers(ctx context.Context, old bool) error {
+	for {
+		err := c.choosePorts(old)
+		if err == nil {
+			err = c.startOnce(ctx)
+		}
+		if !errors.Is(err, errPortTaken) || ctx.Err() != nil {
+			return err
+		}
+		if err := c.together(func(m *Member) error { return m.reset(ctx, old) }); err != nil {
+			return err
+		}
+		time.Sleep(portPause)
+	}
+}
+
+// startOnce starts one member after the other. A new member asks the others
+// whether it is known, and one that listens but does not answer yet would cost
+// it a second.
+func (c *Cluster) startOnce(ctx context.Context) error {
+	for _, m := range c.members {
+		if err := m.start(ctx, true); err != nil {
+			return err
+		}
+	}
+	return c.together(func(m *Member) error { return m.ready(ctx) })
+}
+
+func (c *Cluster) choosePorts(old bool) error {
+	n := len(c.members)
+	peers := 0
+	if n > 1 && !old {
+		peers = n
+	}
+	ports, err := freePorts(n + peers)
+	if err != nil {
+		return err
+	}
+	for i, m := range c.members {
+		m.endpoint.Store(&ports[i])
+	}
+	if peers > 0 {
+		c.layout.Peers = ports[n:]
+	}
+	if n == 1 || c.members[0].opts.Process {
+		return nil
+	}
+	for i, m := range c.members {
+		p, err := newProxy(c.layout.Peers[i])
+		if err != nil {
+			if portTaken(err) {
+				err = fmt.Errorf("%w: %w", errPortTaken, err)
+			}
+			return err
+		}
+		m.peers = p
+	}
+	return nil
+}
+
+// together does something with all members at once.
+func (c *Cluster) together(do func(*Member) error) error {
+	errs := make([]error, len(c.members))
+	var group sync.WaitGroup
+	for i, m := range c.members {
+		group.Go(func() { errs[i] = do(m) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
 }
 
 // ready waits for a linearizable answer: there is a leader, and it serves.
@@ -202,7 +291,13 @@ func (c *Cluster) ExpireLease(ctx context.Context, id clientv3.LeaseID) error {
 	if id == clientv3.NoLease {
 		return errors.New("embedded: expire: no lease given")
 	}
-	if _, err := c.control.Revoke(ctx, id); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	// A client does not repeat a write whose connection broke, as one does when a
+	// member is killed. Here the second one would only find that it is done.
+	_, err := c.control.Revoke(ctx, id)
+	for status.Code(err) == codes.Unavailable && ctx.Err() == nil && len(c.members) > 1 {
+		_, err = c.control.Revoke(ctx, id)
+	}
+	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("embedded: expire lease %x: %w", id, err)
 	}
 	// A revoke is answered by one member after it has applied it. The keys are
@@ -236,10 +331,7 @@ func (c *Cluster) Close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
-	var errs []error
-	for _, m := range c.members {
-		errs = append(errs, m.close(ctx))
-	}
+	errs := []error{c.together(func(m *Member) error { return m.close(ctx) })}
 	if c.tempDir != "" {
 		errs = append(errs, os.RemoveAll(c.tempDir))
 	}

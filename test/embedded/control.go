@@ -20,7 +20,9 @@ func (c *Cluster) Kill(t TB, members ...int) {
 // when none is named. A running one is stopped first.
 func (c *Cluster) Restart(t TB, members ...int) {
 	t.Helper()
-	c.each(t, members, (*Member).Restart)
+	// Each in turn would wait for ever when no majority is up before.
+	c.each(t, members, (*Member).restart)
+	c.each(t, members, (*Member).answers)
 }
 
 // Pause stops members with their sockets open, by index; member 0 when none is
@@ -44,8 +46,7 @@ func (c *Cluster) each(t TB, members []int, do func(*Member, context.Context) er
 		members = []int{0}
 	}
 	for _, i := range members {
-		if i < 0 || i >= len(c.members) {
-			t.Fatalf("embedded: there is no member %d, there are %d", i, len(c.members))
+		if !c.has(t, i) {
 			return
 		}
 		if err := do(c.members[i], ctx); err != nil {
@@ -53,4 +54,14 @@ func (c *Cluster) each(t TB, members []int, do func(*Member, context.Context) er
 			return
 		}
 	}
+}
+
+// has fails the test when there is no member with this index.
+func (c *Cluster) has(t TB, i int) bool {
+	t.Helper()
+	if i < 0 || i >= len(c.members) {
+		t.Fatalf("embedded: there is no member %d, there are %d", i, len(c.members))
+		return false
+	}
+	return true
 }

@@ -1,5 +1,5 @@
-// Package embedded runs an etcd for tests: inside the test binary, on a free
-// port of the loopback interface, ready within some tens of milliseconds.
+// Package embedded runs an etcd for tests: inside the test binary, on free
+// ports of the loopback interface, ready within some tens of milliseconds.
 //
 //	func TestMine(t *testing.T) {
 //		etcd := embedded.Start(t, nil)
@@ -25,6 +25,13 @@
 // proxy in front of the member that can be cut and healed. Package
 // [github.com/etcd-fence/etcd-fence/test/embedded/wire] counts, holds, drops
 // and repeats single requests of one client.
+//
+// # Several members
+//
+// Options.Members starts a cluster of 3, 5 or 7. Stop, Kill, Restart, Pause and
+// Resume take the indexes of members; [Cluster.Leader] says which one leads, and
+// [Cluster.MoveLeader] makes another one do so. [Cluster.Proxies] cuts a client
+// off from one member or from all. An election takes 200 ms to 400 ms.
 //
 // # Process mode
 //

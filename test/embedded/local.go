@@ -4,38 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/url"
 	"sync"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 )
-
-// newConfig is what every member starts with, in whichever process it runs.
-func newConfig(dir, endpoint string, fsync bool) *embed.Config {
-	config := embed.NewConfig()
-	config.Dir = dir
-	config.LogLevel = "info"
-
-	client := url.URL{Scheme: "http", Host: endpoint}
-	config.ListenClientUrls = []url.URL{client}
-	config.AdvertiseClientUrls = []url.URL{client}
-	// Nobody talks to the peer port of an only member, so any will do, and it
-	// need not be the same after a restart.
-	peer := url.URL{Scheme: "http", Host: "127.0.0.1:0"}
-	config.ListenPeerUrls = []url.URL{peer}
-	config.AdvertisePeerUrls = []url.URL{peer}
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-
-	// The shortest lease is one and a half elections, in whole seconds.
-	config.TickMs = 10
-	config.ElectionMs = 50
-	config.UnsafeNoFsync = !fsync
-	// The gateway is a client of its own, with connections and goroutines.
-	config.EnableGRPCGateway = false
-	return config
-}
 
 // local is a member inside this process.
 type local struct {
@@ -46,7 +20,7 @@ type local struct {
 	ended   chan struct{} // set by the first stop or kill, closed when it is done
 }
 
-func startLocal(ctx context.Context, config *embed.Config, logger *zap.Logger) (*local, error) {
+func startLocal(config *embed.Config, logger *zap.Logger) (*local, error) {
 	l := new(local)
 	register := config.ServiceRegister
 	config.ServiceRegister = func(s *grpc.Server) {
@@ -60,25 +34,27 @@ func startLocal(ctx context.Context, config *embed.Config, logger *zap.Logger) (
 	if config.ZapLoggerBuilder == nil {
 		config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)
 	}
-	etcd, err := embed.StartEtcd(config)
-	if err != nil {
+	var err error
+	if l.etcd, err = embed.StartEtcd(config); err != nil {
 		if portTaken(err) {
 			return nil, fmt.Errorf("%w: %w", errPortTaken, err)
 		}
 		return nil, err
 	}
-	l.etcd = etcd
+	return l, nil
+}
+
+func (l *local) ready(ctx context.Context) error {
 	select {
-	case <-etcd.Server.ReadyNotify():
-		return l, nil
-	case err = <-etcd.Err():
-	case <-etcd.Server.StopNotify():
-		err = errors.New("the server stopped while it started")
+	case <-l.etcd.Server.ReadyNotify():
+		return nil
+	case err := <-l.etcd.Err():
+		return err
+	case <-l.etcd.Server.StopNotify():
+		return errors.New("the server stopped while it started")
 	case <-ctx.Done():
-		err = context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-	etcd.Close()
-	return nil, err
 }
 
 func (l *local) stop(ctx context.Context) error {

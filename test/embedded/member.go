@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -17,9 +18,15 @@ import (
 type Member struct {
 	cluster *Cluster
 	opts    Options
+	index   int
 	dir     string
 
-	endpoint atomic.Pointer[string] // host:port, chosen at the first start and kept
+	endpoint atomic.Pointer[string] // host:port, chosen before the first start and kept
+
+	// peers is in front of the peer port of a member inside this process that
+	// has others. Its end is the end of connections between members that would
+	// else outlive them both: etcd keeps idle ones for seconds.
+	peers *Proxy
 
 	mu      sync.Mutex
 	running runner // nil while it is stopped
@@ -28,6 +35,8 @@ type Member struct {
 
 // runner is a member that runs, in this process or in a child.
 type runner interface {
+	// ready waits until it serves.
+	ready(ctx context.Context) error
 	// stop ends it in order. It has ended when stop returns nil.
 	stop(ctx context.Context) error
 	// kill ends it without letting it finish anything.
@@ -66,6 +75,10 @@ func (m *Member) endLocked(ctx context.Context, how func(runner, context.Context
 	if m.running == nil {
 		return nil
 	}
+	if m.peers != nil {
+		m.peers.target.Store(nil)
+		m.peers.Reset()
+	}
 	if err := how(m.running, ctx); err != nil {
 		return fmt.Errorf("embedded: end member: %w", err)
 	}
@@ -73,23 +86,33 @@ func (m *Member) endLocked(ctx context.Context, how func(runner, context.Context
 	return nil
 }
 
-// Restart starts the member on its old data and its old port, after stopping it
-// if it runs. It answers again when Restart returns.
+// Restart starts the member on its old data and its old ports, after stopping it
+// if it runs. When Restart returns it answers again, with all that was written
+// before. That takes a majority: to restart several members that are needed for
+// one, use [Cluster.Restart], which starts them together.
 func (m *Member) Restart(ctx context.Context) error {
+	if err := m.restart(ctx); err != nil {
+		return err
+	}
+	return m.answers(ctx)
+}
+
+func (m *Member) restart(ctx context.Context) error {
 	if err := m.Stop(ctx); err != nil {
 		return err
 	}
-	if err := m.start(ctx); err != nil {
+	if err := m.start(ctx, false); err != nil {
 		return fmt.Errorf("embedded: restart member: %w", err)
 	}
-	config := m.cluster.ClientConfig()
-	config.Endpoints = []string{m.Endpoint()}
-	probe, err := clientv3.New(config)
+	return nil
+}
+
+func (m *Member) answers(ctx context.Context) error {
+	err := m.ready(ctx)
+	if err == nil {
+		err = m.probe(ctx)
+	}
 	if err != nil {
-		return fmt.Errorf("embedded: restart member: %w", err)
-	}
-	defer func() { _ = probe.Close() }()
-	if err := ready(ctx, probe); err != nil {
 		return fmt.Errorf("embedded: restart member: %w", err)
 	}
 	return nil
@@ -121,10 +144,19 @@ func (m *Member) close(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closed = true
+	defer m.closePeers()
+	if len(m.cluster.members) > 1 {
+		// A leader that shuts down in order first looks for a successor, and
+		// they all go down.
+		return m.endLocked(ctx, runner.kill)
+	}
 	return m.endLocked(ctx, runner.stop)
 }
 
-func (m *Member) start(ctx context.Context) error {
+// start runs the member and returns when its peers can reach it, which is before
+// it is ready. The first start fails at once when the port is taken, so that
+// another one can be chosen; a later one waits for it.
+func (m *Member) start(ctx context.Context, first bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closed {
@@ -133,30 +165,21 @@ func (m *Member) start(ctx context.Context) error {
 	if m.running != nil {
 		return nil
 	}
-	first := m.Endpoint() == ""
 	for {
-		if first {
-			endpoint, err := freePort()
-			if err != nil {
-				return err
-			}
-			m.endpoint.Store(&endpoint)
-		}
 		r, err := m.run(ctx)
 		if err == nil {
 			m.running = r
 			return nil
 		}
 		// Between two runs the kernel may lend the port to somebody's outgoing
-		// connection, so it is worth asking again, and a new member takes
-		// another one.
-		if !errors.Is(err, errPortTaken) {
+		// connection, so it is worth asking again.
+		if first || !errors.Is(err, errPortTaken) {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return errors.Join(err, context.Cause(ctx))
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(portPause):
 		}
 	}
 }
@@ -165,22 +188,86 @@ func (m *Member) run(ctx context.Context) (runner, error) {
 	if m.opts.Process {
 		return startProcess(ctx, m, m.cluster.logs)
 	}
-	config := newConfig(m.dir, m.Endpoint(), m.opts.Fsync)
+	s := m.spec()
+	config := s.config()
 	if m.opts.Config != nil {
 		m.opts.Config(config)
 	}
-	return startLocal(ctx, config, m.cluster.logs.logger("member"))
+	l, err := startLocal(config, m.cluster.logs.logger(s.Name))
+	if err != nil {
+		return nil, err // a nil *local is no nil runner
+	}
+	if m.peers != nil {
+		target := l.etcd.Peers[0].Addr().String()
+		m.peers.target.Store(&target)
+	}
+	return l, nil
 }
 
-// freePort finds a port for the member before it starts, because a member tells
-// its clients its address, and tells them ":0" if that is what it was given.
-func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+func (m *Member) spec() spec {
+	return spec{
+		Name: memberName(m.index), Dir: m.dir, Endpoint: m.Endpoint(), Index: m.index, Behind: m.peers != nil,
+		Peers: m.cluster.layout.Peers, Token: m.cluster.layout.Token, Fsync: m.opts.Fsync,
 	}
-	endpoint := l.Addr().String()
-	return endpoint, l.Close()
+}
+
+func (m *Member) closePeers() {
+	if m.peers != nil {
+		m.peers.Close()
+		m.peers = nil
+	}
+}
+
+// ready waits until the member has joined the others and serves.
+func (m *Member) ready(ctx context.Context) error {
+	m.mu.Lock()
+	running := m.running
+	m.mu.Unlock()
+	if running == nil {
+		return errors.New("the member has stopped")
+	}
+	return running.ready(ctx)
+}
+
+// reset takes back a first start that failed, for another attempt.
+func (m *Member) reset(ctx context.Context, keepData bool) error {
+	if err := m.Kill(ctx); err != nil {
+		return err
+	}
+	m.closePeers()
+	if keepData {
+		return nil
+	}
+	return os.RemoveAll(m.dir)
+}
+
+// probe waits until the member itself answers linearizably: it has found a
+// leader, and it serves.
+func (m *Member) probe(ctx context.Context) error {
+	config := m.cluster.ClientConfig()
+	config.Endpoints = []string{m.Endpoint()}
+	client, err := clientv3.New(config)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	return ready(ctx, client)
+}
+
+// freePorts finds ports for members before they start, because a member tells
+// its clients and its peers its address, and tells them ":0" if that is what it
+// was given. They are all held until the last one is found, so they differ.
+func freePorts(n int) ([]string, error) {
+	addresses := make([]string, n)
+	for i := range addresses {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = l.Close() }()
+		addresses[i] = l.Addr().String()
+	}
+	return addresses, nil
 }
 
 func portTaken(err error) bool {

@@ -11,8 +11,13 @@ import (
 // Options changes what [Start] and [Run] set up. Nil is the same as the zero
 // value: one member inside this process, with data that is removed at the end.
 type Options struct {
+	// Members is the number of members: 1, 3, 5 or 7.
+	// Defaults to 1.
+	Members int
+
 	// Dir is where the members keep their data. It is created when missing and
-	// never removed, so that a later cluster can start from the same data.
+	// never removed, so that a later cluster of as many members can start from
+	// the same data.
 	// Defaults to a new temporary directory that goes away with the cluster.
 	Dir string
 
@@ -42,8 +47,14 @@ func (o *Options) validate() error {
 	if o.Process && !processMode {
 		return fmt.Errorf("%w: Options.Process on %s (it needs a Unix)", ErrUnsupported, runtime.GOOS)
 	}
+	if o.Members < 0 || o.Members > maxMembers || o.Members > 0 && o.Members%2 == 0 {
+		return fmt.Errorf("embedded: Options.Members is %d, it must be 1, 3, 5 or 7", o.Members)
+	}
 	return nil
 }
+
+// maxMembers is what etcd itself recommends as the most.
+const maxMembers = 7
 
 // TB is the part of testing.TB that this package uses. *testing.T, *testing.B,
 // *testing.F and the T of most test libraries satisfy it.

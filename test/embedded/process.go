@@ -23,13 +23,12 @@ const childEnv = "ETCD_FENCE_EMBEDDED_MEMBER"
 
 // childSpec tells the child what to run.
 type childSpec struct {
-	Dir      string
-	Endpoint string
-	Fsync    bool
-	Changes  map[string]any // what Options.Config changed, by field
+	Spec    spec
+	Changes map[string]any // what Options.Config changed, by field
 }
 
-// childReport is the one line that the child writes to its standard output.
+// childReport is one of the two lines that the child writes to its standard
+// output: when it has started, and when it is ready.
 type childReport struct {
 	Error     string `json:",omitempty"`
 	PortTaken bool   `json:",omitempty"`
@@ -41,6 +40,9 @@ type process struct {
 	stdin  io.Closer
 	exited chan struct{} // closed once the child has been waited for
 	paused bool          // guarded by Member.mu
+
+	isReady  chan struct{} // closed when readyErr is known
+	readyErr error
 }
 
 func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, error) {
@@ -48,7 +50,7 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 	if err != nil {
 		return nil, err
 	}
-	spec, err := json.Marshal(childSpec{Dir: m.dir, Endpoint: m.Endpoint(), Fsync: m.opts.Fsync, Changes: changes})
+	text, err := json.Marshal(childSpec{Spec: m.spec(), Changes: changes})
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +59,7 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 		return nil, err
 	}
 	cmd := exec.Command(self)
-	cmd.Env = append(os.Environ(), childEnv+"="+string(spec))
+	cmd.Env = append(os.Environ(), childEnv+"="+string(text))
 	cmd.Stderr = logs
 	cmd.SysProcAttr = childAttributes()
 	cmd.WaitDelay = time.Second
@@ -72,7 +74,7 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 	}
 	cmd.Stdout = childStdout
 
-	p := &process{cmd: cmd, stdin: stdin, exited: make(chan struct{})}
+	p := &process{cmd: cmd, stdin: stdin, exited: make(chan struct{}), isReady: make(chan struct{})}
 	started := make(chan error, 1)
 	go func() {
 		defer close(p.exited)
@@ -94,7 +96,14 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 	report := make(chan error, 1)
 	go func() {
 		defer stdout.Close()
-		report <- readReport(stdout)
+		reports := bufio.NewReader(stdout)
+		err := readReport(reports)
+		report <- err
+		if err == nil {
+			err = readReport(reports)
+		}
+		p.readyErr = err
+		close(p.isReady)
 	}()
 	select {
 	case err = <-report:
@@ -108,8 +117,17 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 	return p, nil
 }
 
-func readReport(r io.Reader) error {
-	line, err := bufio.NewReader(r).ReadBytes('\n')
+func (p *process) ready(ctx context.Context) error {
+	select {
+	case <-p.isReady:
+		return p.readyErr
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func readReport(r *bufio.Reader) error {
+	line, err := r.ReadBytes('\n')
 	if err != nil {
 		return errors.New("the member's process ended while it started")
 	}

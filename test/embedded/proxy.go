@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -13,7 +14,7 @@ import (
 // it: connections stay open and nothing gets through.
 type Proxy struct {
 	listener net.Listener
-	target   string
+	target   atomic.Pointer[string] // host:port; nil while there is none
 	work     sync.WaitGroup
 	ctx      context.Context // ends with the proxy
 	end      context.CancelFunc
@@ -34,8 +35,7 @@ func (c *Cluster) Proxy(t TB, member ...int) *Proxy {
 	if len(member) > 0 {
 		i = member[0]
 	}
-	if i < 0 || i >= len(c.members) {
-		t.Fatalf("embedded: there is no member %d, there are %d", i, len(c.members))
+	if !c.has(t, i) {
 		return nil
 	}
 	p, err := NewProxy(c.members[i].Endpoint())
@@ -50,11 +50,21 @@ func (c *Cluster) Proxy(t TB, member ...int) *Proxy {
 // NewProxy returns a proxy in front of any TCP server, given as host:port. The
 // caller closes it.
 func NewProxy(target string) (*Proxy, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := newProxy("127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{listener: listener, target: target, conns: make(map[*net.TCPConn]struct{})}
+	p.target.Store(&target)
+	return p, nil
+}
+
+// newProxy returns a proxy without a target, which closes what connects to it.
+func newProxy(address string) (*Proxy, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	p := &Proxy{listener: listener, conns: make(map[*net.TCPConn]struct{})}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.changed = sync.NewCond(&p.mu)
 	p.work.Go(p.accept)
@@ -170,8 +180,7 @@ func (p *Proxy) serve(client *net.TCPConn) {
 		return
 	}
 	p.leave()
-	dialer := net.Dialer{Timeout: 10 * time.Second}
-	conn, err := dialer.DialContext(p.ctx, "tcp", p.target)
+	conn, err := p.dial()
 	if err != nil {
 		_ = client.SetLinger(0)
 		return
@@ -185,6 +194,15 @@ func (p *Proxy) serve(client *net.TCPConn) {
 	both.Go(func() { p.pump(server, client) })
 	both.Go(func() { p.pump(client, server) })
 	both.Wait()
+}
+
+func (p *Proxy) dial() (net.Conn, error) {
+	target := p.target.Load()
+	if target == nil {
+		return nil, errors.New("embedded: the proxy has no target")
+	}
+	dialer := net.Dialer{Timeout: 10 * time.Second}
+	return dialer.DialContext(p.ctx, "tcp", *target)
 }
 
 // pump forwards one direction until it ends, and then ends it at the other side.
