@@ -97,7 +97,7 @@ func (c *Coordinator) join(w *waiter, directory string) (*queue, error) {
 		if err := c.claimLocked(directory); err != nil {
 			return nil, err
 		}
-		q = &queue{c: c, lock: w.lock, directory: directory, pause: newPause()}
+		q = &queue{c: c, lock: w.lock, directory: directory, pause: newPause(), again: newPause()}
 		c.queues[directory] = q
 	} else if w.try {
 		if err := q.refusalLocked(w); err != nil {

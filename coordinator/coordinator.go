@@ -61,6 +61,7 @@ type Coordinator struct {
 	trouble  error             // why there is no session though there should be
 	queues   map[string]*queue // by directory
 	below    directories
+	unbegun  map[string]int // watches that were given up before they began, by directory
 }
 
 // New returns a coordinator that works through the client. It does no I/O:
@@ -89,6 +90,7 @@ func New(client *clientv3.Client, opts *Options) (*Coordinator, error) {
 		openTimeout: 5 * time.Second,
 		queues:      make(map[string]*queue),
 		below:       make(directories),
+		unbegun:     make(map[string]int),
 	}
 	c.lessor = c.leases
 	c.leaveFleet = func() {}
@@ -200,7 +202,7 @@ func (s *session) check(epoch, session []*mvccpb.KeyValue) error {
 		return err
 	}
 	if createRevision(session) != s.create {
-		s.end(LostKeyDeleted)
+		s.keyGone()
 		return s.over()
 	}
 	return nil

@@ -23,7 +23,7 @@ type entry struct {
 
 	// Guarded by Coordinator.mu.
 
-	record lockRecord // the key's value, as last written
+	record lockRecord // the key's value, as it is or will soon be
 	create int64      // the key's create revision; 0 until it is known
 	grant  *hold      // once a handle carries the token
 	lost   LostReason
@@ -58,7 +58,7 @@ func (q *queue) newEntryLocked(s *session, w *waiter) *entry {
 	e := &entry{
 		q: q, s: s,
 		key:    lockKey(q.directory, s.lease, s.serial),
-		record: lockRecord{Format: format, Identity: q.c.opts.Identity, Reason: w.reason, Since: time.Now(), Value: w.value},
+		record: w.record(q.c),
 		gone:   make(chan struct{}),
 	}
 	s.entries[e.key] = e
@@ -143,7 +143,7 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 		queue := resp.Responses[2].GetResponseRange().Kvs
 		switch {
 		case createRevision(session) != s.create:
-			s.end(LostKeyDeleted)
+			s.keyGone()
 			return place{}, errSessionOver
 		case len(own) > 0: // an earlier copy was applied
 			return e.placed(own[0].CreateRevision, queue), nil
@@ -255,6 +255,15 @@ func (c *Coordinator) reportLost(lost []*LostError) {
 		}
 		c.opts.Hooks.lost(e)
 	}
+}
+
+// record is what a lock key says that is put for this waiter.
+func (w *waiter) record(c *Coordinator) lockRecord {
+	return lockRecord{Format: format, Identity: c.opts.Identity, Reason: w.reason, Since: w.since, Value: w.value}
+}
+
+func (r lockRecord) equal(other lockRecord) bool {
+	return r.Reason == other.Reason && r.Since.Equal(other.Since) && bytes.Equal(r.Value, other.Value)
 }
 
 // holder describes this entry as the holder of its lock.

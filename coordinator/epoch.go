@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
 )
 
 // epoch is the epoch record as it was read.
@@ -21,6 +23,9 @@ type epoch struct {
 // to a time before it: a new one would start again at 0, and repeat tokens that
 // marks already hold.
 func (c *Coordinator) readEpoch(ctx context.Context) (epoch, error) {
+	if err := c.checkNesting(ctx); err != nil {
+		return epoch{}, err
+	}
 	resp, err := c.kv.Get(ctx, c.keys.epoch())
 	if err != nil {
 		return epoch{}, fmt.Errorf("read the epoch: %w", err)
@@ -36,6 +41,32 @@ func (c *Coordinator) readEpoch(ctx context.Context) (epoch, error) {
 		return epoch{}, &RestoredError{fmt.Sprintf("the epoch record names cluster %s, this is cluster %s", record.Cluster, have)}
 	}
 	return epoch{record, resp.Kvs[0].ModRevision}, nil
+}
+
+// checkNesting refuses a prefix that lies where another coordinator's things are:
+// "/a/locks/x/" below "/a/", whose lock "x" would be held by the epoch record of
+// the one below. Few prefixes have a form that can be meant.
+func (c *Coordinator) checkNesting(ctx context.Context) error {
+	for outer := range above(c.keys.prefix) {
+		l := layout{prefix: outer}
+		inside := func(place string) bool { return strings.HasPrefix(c.keys.prefix, place) }
+		if !inside(l.locks()) && !inside(l.sessions()) && !inside(l.marks()) && !inside(l.ops()) {
+			continue
+		}
+		resp, err := c.kv.Get(ctx, l.epoch())
+		switch {
+		case codeOf(err) == codes.PermissionDenied:
+			continue // who may not look there has nothing to do with it
+		case err != nil:
+			return fmt.Errorf("look for a coordinator's prefix around %s: %w", c.keys.prefix, err)
+		case len(resp.Kvs) == 0:
+			continue
+		}
+		if _, err := decodeEpoch(resp.Kvs[0]); err == nil { // else it is a key of something else
+			return fmt.Errorf("%w: Prefix %q lies inside of %q, which another coordinator uses: its locks would stand in the queues of the other's; use a prefix beside it", ErrInvalidOption, c.keys.prefix, outer)
+		}
+	}
+	return nil
 }
 
 func (c *Coordinator) createEpoch(ctx context.Context, cluster uint64) (epoch, error) {

@@ -10,3 +10,10 @@ func Waiting(c *Coordinator) int {
 	}
 	return n
 }
+
+// Beginning counts the watches that have not begun.
+func Beginning(c *Coordinator) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.watches.working
+}

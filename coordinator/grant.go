@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -46,8 +45,10 @@ type hold struct {
 
 	limit *time.Timer // of MaxHold, if any
 
-	valueMu sync.Mutex // one SetValue at a time
-	mod     int64      // mod revision of the lock key, guarded by valueMu
+	// writing is held, by a send, by whoever writes the lock key's value.
+	writing  chan struct{}
+	mod      int64 // mod revision of the lock key; belongs to the writer
+	outdated bool  // the value is not yet what entry.record says; likewise
 }
 
 // keepKey is under which the contexts of a grant that a user holds refer to it,
@@ -58,7 +59,7 @@ type keepKey struct{}
 // the values of the caller's, but does not end with it: a caller whose deadline
 // passed still holds the lock, and must be able to tell.
 func newGrant(e *entry, token revisionfence.Token, w *waiter) *Grant {
-	h := &hold{entry: e, token: token, left: make(chan struct{}), refused: make(chan struct{}), mod: token.Revision()}
+	h := &hold{entry: e, token: token, left: make(chan struct{}), refused: make(chan struct{}), writing: make(chan struct{}, 1), mod: token.Revision()}
 	ctx := context.WithoutCancel(w.ctx)
 	ctx = context.WithValue(ctx, heldKey{}, &held{grant: h, outer: w.outer})
 	h.ctx, h.cancel = context.WithCancelCause(revisionfence.NewContext(ctx, token))
@@ -114,8 +115,10 @@ func (g *Grant) TTL() time.Duration { return g.entry.s.ttl }
 // grant's lock key exists. Put them into every transaction that must not happen
 // after the lock has passed on. It is the guard for data in the same etcd; the
 // etcdguard package does it for a whole clientv3.KV.
-func (g *Grant) Fence() []clientv3.Cmp {
-	return []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(g.entry.key), "=", g.token.Revision())}
+func (g *Grant) Fence() []clientv3.Cmp { return []clientv3.Cmp{g.fence()} }
+
+func (h *hold) fence() clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(h.entry.key), "=", h.token.Revision())
 }
 
 // Context returns a context that ends when the grant does, with the reason as
@@ -232,7 +235,11 @@ func (g *Grant) beginRelease() error {
 		g.leaveLocked()
 	}
 	leaving := g.leaving && (lost == nil || lost.Reason == LostClosed)
+	gone := lost == nil || lost.Reason != LostClosed || g.entry.s.ended
 	c.mu.Unlock()
+	if !leaving && !gone {
+		return fmt.Errorf("release %s: %w: lease %s is not confirmed to be revoked; it ends within its time to live: %w", g.token, ErrUnsettled, leaseHex(g.entry.s.lease), lost)
+	}
 	if !leaving {
 		return fmt.Errorf("release %s: %w: %w", g.token, ErrNotHeld, g.Err())
 	}

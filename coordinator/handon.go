@@ -57,7 +57,7 @@ func (q *queue) handOn(old *entry, w *waiter) {
 		}
 	case createRevision(resp.Responses[0].GetResponseRange().Kvs) != s.create:
 		next.forget()
-		s.end(LostKeyDeleted)
+		s.keyGone()
 	case createRevision(resp.Responses[1].GetResponseRange().Kvs) != 0:
 		next.placed(createRevision(resp.Responses[1].GetResponseRange().Kvs), nil)
 		q.left(old, next, true)

@@ -70,7 +70,7 @@ func (o *observer) follow(ctx context.Context, pause pause) error {
 	defer context.AfterFunc(o.c.base, cancel)()
 	var watch clientv3.WatchChan
 	select {
-	case b := <-o.c.watch(ctx, o.directory, clientv3.WithPrefix()):
+	case b := <-o.c.watch(ctx, o.directory, o.directory, clientv3.WithPrefix()):
 		if b.err != nil {
 			// The client tells a watch that etcd refuses from one that broke by its
 			// text alone. A read is refused for the same reasons, in a form that

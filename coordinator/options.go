@@ -35,7 +35,8 @@ const (
 type Options struct {
 	// Prefix is where locks, sessions and marks live in etcd. Two coordinators
 	// exclude each other only under the same prefix of the same cluster. It must
-	// end in "/". Defaults to [DefaultPrefix].
+	// end in "/", and not lie among the locks, sessions or marks of another: then
+	// no session opens, with [ErrInvalidOption]. Defaults to [DefaultPrefix].
 	Prefix string
 
 	// Directory puts the queue of a lock where another program has it: that of

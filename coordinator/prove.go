@@ -132,11 +132,8 @@ func (s *session) audit(bound time.Duration) (int, error) {
 	c.mu.Unlock()
 
 	if !listed[s.key] {
-		if reason, _, err := s.missing(ctx, s.key, s.create); err != nil {
+		if _, _, err := s.missing(ctx, s.key, s.create); err != nil {
 			return 0, err
-		} else if reason != "" {
-			s.end(LostKeyDeleted)
-			return 0, nil
 		}
 	}
 	for _, e := range expected {
@@ -154,12 +151,18 @@ func (s *session) audit(bound time.Duration) (int, error) {
 	return len(resp.Keys), nil
 }
 
-// missing decides whether the key of this create revision is gone, and why.
+// missing decides whether the key of this create revision is gone, and why. It
+// ends the session, and fails with errSessionOver, if the session key is gone too.
 func (s *session) missing(ctx context.Context, key string, create int64) (lost LostReason, detail string, err error) {
 	resp, err := s.c.kv.Txn(ctx).Then(
 		clientv3.OpGet(key, clientv3.WithKeysOnly()),
 		clientv3.OpGet(s.c.keys.eviction(s.lease, key)),
+		clientv3.OpGet(s.key, clientv3.WithKeysOnly()),
 	).Commit()
+	if err == nil && createRevision(resp.Responses[2].GetResponseRange().Kvs) != s.create {
+		s.keyGone()
+		return "", "", errSessionOver
+	}
 	if err != nil || createRevision(resp.Responses[0].GetResponseRange().Kvs) == create {
 		return "", "", err
 	}
@@ -176,6 +179,9 @@ func (s *session) missing(ctx context.Context, key string, create int64) (lost L
 // really gone.
 func (s *session) loseMissing(ctx context.Context, e *entry) error {
 	reason, detail, err := s.missing(ctx, e.key, e.create)
+	if errors.Is(err, errSessionOver) {
+		return nil // and with it the entry is lost
+	}
 	if err == nil && reason != "" {
 		s.c.lose(e, reason, detail)
 	}

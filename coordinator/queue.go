@@ -27,6 +27,7 @@ type queue struct {
 	lock      string // as the first who asked called it; others may call it otherwise
 	directory string
 	pause     pause // between attempts that failed
+	again     pause // between attempts whose key was taken away
 
 	// Guarded by Coordinator.mu.
 
@@ -38,14 +39,15 @@ type queue struct {
 	settled []chan struct{}    // closed when what a leaver left behind is gone, or wanted again
 	holder  Holder             // who owns the lock, if it is not this process
 	trouble error              // why the lock could not even be asked for, last time
+	taken   int                // how often in a row a key of those who wait was taken away
 }
 
 // waiter is one goroutine that wants the lock.
 type waiter struct {
 	ctx     context.Context // whose values the grant keeps
 	outer   *held           // the grants that it works under
-	since   time.Time
-	lock    string // as it calls the lock: the name in its token
+	since   time.Time       // when it came
+	lock    string          // as it calls the lock: the name in its token
 	reason  string
 	value   []byte
 	maxHold time.Duration
@@ -102,6 +104,7 @@ func (q *queue) answerLocked(w *waiter, r result) {
 		return // has left
 	}
 	q.removeLocked(w)
+	q.taken = 0
 	if q.entry == nil {
 		q.asking = false // who comes now is asked for afresh
 	}
@@ -165,6 +168,9 @@ func (q *queue) step() bool {
 	e, w := q.entry, q.frontLocked()
 	if e != nil && e.lost != "" {
 		q.entry = nil
+		if e.grant == nil {
+			q.taken++
+		}
 		c.mu.Unlock()
 		e.finishLost()
 		return true
@@ -212,6 +218,7 @@ func (q *queue) step() bool {
 func (q *queue) begin(w *waiter) {
 	ctx, done := q.waiting()
 	defer done()
+	q.spare(ctx)
 	s, err := q.c.session(ctx)
 	if err != nil {
 		q.failed(ctx, w, err)
@@ -260,6 +267,9 @@ func (q *queue) begin(w *waiter) {
 	e.forget()
 	q.c.mu.Lock()
 	q.entry = nil
+	if errors.Is(err, errKeyGone) || errors.Is(err, errSessionOver) {
+		q.taken++
+	}
 	q.c.mu.Unlock()
 	switch {
 	case errors.Is(err, errTaken):
@@ -268,6 +278,20 @@ func (q *queue) begin(w *waiter) {
 		// Nothing is left of it: start afresh.
 	default:
 		q.failed(ctx, w, err)
+	}
+}
+
+// spare pauses if keys were taken away again and again, as by somebody who deletes
+// them in a loop. The first time is no reason to wait.
+func (q *queue) spare(ctx context.Context) {
+	q.c.mu.Lock()
+	taken := q.taken
+	q.c.mu.Unlock()
+	switch {
+	case taken == 0:
+		q.again.policy.Reset()
+	case taken > 1:
+		q.again.wait(ctx)
 	}
 }
 
@@ -353,7 +377,7 @@ func (q *queue) failed(ctx context.Context, w *waiter, err error) {
 
 // incurable reports whether an error will be the same at the next attempt.
 func incurable(err error) bool {
-	if errors.Is(err, ErrClosed) || errors.Is(err, ErrRestored) || errors.Is(err, ErrFormat) ||
+	if errors.Is(err, ErrClosed) || errors.Is(err, ErrInvalidOption) || errors.Is(err, ErrRestored) || errors.Is(err, ErrFormat) ||
 		errors.Is(err, rpctypes.ErrNoSpace) {
 		return true
 	}
@@ -390,6 +414,12 @@ func (q *queue) deliver(e *entry) {
 	q.holder, q.trouble = Holder{}, nil
 	g := newGrant(e, token, w)
 	e.grant = g.hold
+	if record := w.record(c); !record.equal(e.record) {
+		// The key was put for somebody who has left. To tell that from a
+		// transaction on the way here would cost every hand-on.
+		e.record, g.outdated = record, true
+		c.spawnLocked(g.hold.rewrite)
+	}
 	q.answerLocked(w, result{grant: g})
 	q.busyLocked(q.triesLocked(), e.holder())
 }

@@ -191,6 +191,19 @@ func (s *session) end(reason LostReason) {
 	c.opts.Hooks.sessionEnd(s, reason)
 }
 
+// keyGone ends the session because its key is not there any more. Mostly it went
+// with the lease; if that is there, somebody deleted it. Its holders should know
+// which, but not wait for it.
+func (s *session) keyGone() {
+	ctx, cancel := context.WithTimeout(s.ctx, margin(s.ttl)/2)
+	defer cancel()
+	if left, err := s.c.lessor.TimeToLive(ctx, s.lease); err == nil && left.TTL < 0 {
+		s.leaseGone()
+		return
+	}
+	s.end(LostKeyDeleted)
+}
+
 // leaseGone ends the session because etcd does not know its lease.
 func (s *session) leaseGone() {
 	if s.trustedFor() > 0 {

@@ -117,7 +117,7 @@ func (t *settler) once(batch []*unsettled) error {
 		s.c.log.Debug("settling got no answer", "lease", leaseHex(s.lease), "keys", len(batch), "error", err)
 		return fmt.Errorf("settle: %w", err)
 	case !resp.Succeeded:
-		s.end(LostKeyDeleted)
+		s.keyGone()
 		return errSessionOver
 	}
 	s.raiseFence(resp.Header.Revision)

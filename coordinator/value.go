@@ -32,58 +32,83 @@ func (g *Grant) SetValue(ctx context.Context, value []byte) error {
 	if err := checkValue(value); err != nil {
 		return fmt.Errorf("set value of %s: %w", g.token, err)
 	}
-	g.valueMu.Lock()
-	defer g.valueMu.Unlock()
-	if err := g.Err(); err != nil {
-		return fmt.Errorf("set value of %s: %w", g.token, err)
+	select {
+	case g.writing <- struct{}{}:
+		defer func() { <-g.writing }()
+	case <-ctx.Done():
+		return fmt.Errorf("set value of %s: %w", g.token, endOf(ctx))
 	}
 	record := g.entry.record
 	record.Value = bytes.Clone(value)
 	for {
-		done, err := g.setValue(ctx, encode(record))
+		if err := g.Err(); err != nil {
+			return fmt.Errorf("set value of %s: %w", g.token, err)
+		}
+		done, err := g.write(ctx, record)
 		if err != nil {
-			return err
+			return fmt.Errorf("set value of %s: %w", g.token, err)
 		}
 		if done {
-			c := g.entry.q.c
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			g.entry.record = record
 			return nil
 		}
 	}
 }
 
-// setValue is one attempt. Comparing the mod revision orders attempts whose
-// outcome is unknown: once a later one has been applied, an earlier cannot be.
-func (g *Grant) setValue(ctx context.Context, value string) (done bool, err error) {
-	c := g.entry.q.c
+// rewrite makes the lock key's value say for whom it is, after it has passed on
+// within the process. It is for people, so nobody waits for it.
+func (h *hold) rewrite() {
+	for pause := newPause(); h.err() == nil; pause.wait(h.ctx) {
+		select {
+		case h.writing <- struct{}{}:
+		case <-h.ctx.Done():
+			return
+		}
+		done := !h.outdated // a SetValue was faster
+		var err error
+		if !done {
+			done, err = h.write(h.ctx, h.entry.record)
+		}
+		<-h.writing
+		if done || incurable(err) {
+			return
+		}
+	}
+}
+
+// write is one attempt to write the lock key's value. Comparing the mod revision
+// orders attempts whose outcome is unknown: once a later one has been applied, an
+// earlier cannot be.
+func (h *hold) write(ctx context.Context, record lockRecord) (done bool, err error) {
+	c, e := h.entry.q.c, h.entry
 	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	resp, err := c.kv.Txn(bound).
-		If(append(g.Fence(), clientv3.Compare(clientv3.ModRevision(g.entry.key), "=", g.mod))...).
-		Then(clientv3.OpPut(g.entry.key, value, clientv3.WithLease(g.entry.s.lease))).
-		Else(clientv3.OpGet(g.entry.key, clientv3.WithKeysOnly())).
+		If(h.fence(), clientv3.Compare(clientv3.ModRevision(e.key), "=", h.mod)).
+		Then(clientv3.OpPut(e.key, encode(record), clientv3.WithLease(e.s.lease))).
+		Else(clientv3.OpGet(e.key, clientv3.WithKeysOnly())).
 		Commit()
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound):
-		g.entry.s.leaseGone()
-		return false, fmt.Errorf("set value of %s: %w", g.token, g.Err())
+		e.s.leaseGone()
+		return false, h.err()
 	case err != nil && etcdonce.Definite(err):
-		return false, fmt.Errorf("set value of %s: %w", g.token, answered(ctx, err))
+		return false, answered(ctx, err)
 	case err != nil:
-		return false, fmt.Errorf("set value of %s: %w: %w", g.token, ErrUnsettled, answered(ctx, err))
+		return false, fmt.Errorf("%w: %w", ErrUnsettled, answered(ctx, err))
 	case resp.Succeeded:
-		g.mod = resp.Header.Revision
+		h.mod, h.outdated = resp.Header.Revision, false
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		e.record = record
 		return true, nil
 	}
 	kvs := resp.Responses[0].GetResponseRange().Kvs
-	if createRevision(kvs) != g.token.Revision() {
-		if err := g.entry.s.loseMissing(ctx, g.entry); err != nil {
-			return false, fmt.Errorf("set value of %s: %w", g.token, err)
+	if createRevision(kvs) != h.token.Revision() {
+		if err := e.s.loseMissing(ctx, e); err != nil {
+			return false, answered(ctx, err)
 		}
-		return false, fmt.Errorf("set value of %s: %w", g.token, g.Err())
+		return false, h.err()
 	}
-	g.mod = kvs[0].ModRevision // an earlier attempt, or an operator, wrote it
+	h.mod = kvs[0].ModRevision // an earlier attempt, or an operator, wrote it
 	return false, nil
 }

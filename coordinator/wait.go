@@ -69,7 +69,7 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 
 	// The watch comes first and the look second, so that nothing can happen
 	// between the two.
-	queue, created, owner, err := q.begun(ctx, e, q.c.watch(ctx, q.directory, clientv3.WithPrefix()))
+	queue, created, owner, err := q.begun(ctx, e, q.c.watch(ctx, q.directory, q.directory, clientv3.WithPrefix()))
 	if owner || err != nil {
 		return owner, err
 	}
@@ -123,7 +123,7 @@ func sameMember(a, b *pb.ResponseHeader) bool {
 func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	own, _, owner, err := q.begun(ctx, e, q.c.watch(ctx, e.key))
+	own, _, owner, err := q.begun(ctx, e, q.c.watch(ctx, q.directory, e.key))
 	if owner || err != nil {
 		return owner, err
 	}
@@ -147,7 +147,7 @@ func (q *queue) awaitFar(ctx context.Context, e *entry, pause pause) (owner bool
 func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clientv3.WatchChan) (owner bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	watch, _, owner, err := q.begun(ctx, e, q.c.watch(ctx, before))
+	watch, _, owner, err := q.begun(ctx, e, q.c.watch(ctx, q.directory, before))
 	if owner || err != nil {
 		return owner, err
 	}
@@ -191,71 +191,6 @@ func (q *queue) stillBehind(ctx context.Context, e *entry, before string) (bool,
 	return createRevision(resp.Responses[0].GetResponseRange().Kvs) == e.create && ahead != 0 && ahead < e.create, nil
 }
 
-// begun waits until a watch has begun. Meanwhile it looks at each proof, so that
-// waiting goes on where watches do not.
-func (q *queue) begun(ctx context.Context, e *entry, begins <-chan begunWatch) (watch clientv3.WatchChan, created *pb.ResponseHeader, owner bool, err error) {
-	for {
-		select {
-		case b := <-begins:
-			return b.watch, b.created, false, b.err
-		case <-e.s.tick():
-			if v, err := q.readPlace(ctx, e, false); err == nil && v.owner {
-				return nil, nil, true, nil
-			}
-		case <-e.gone:
-			return nil, nil, false, errKeyGone
-		case <-ctx.Done():
-			return nil, nil, false, ctx.Err()
-		}
-	}
-}
-
-// begunWatch is a watch that the server has, or why it has not.
-type begunWatch struct {
-	watch   clientv3.WatchChan
-	created *pb.ResponseHeader // what the server said of itself then
-	err     error
-}
-
-// watch opens a watch from now on, until ctx ends. It is delivered when the
-// server has it.
-//
-// If the context of a watch ends before that, the client forgets it, and the
-// server keeps it until the client is closed. So a watch that nobody waits for
-// any more is first let begin, and then ended: only the end of the coordinator
-// cuts that short.
-func (c *Coordinator) watch(ctx context.Context, key string, opts ...clientv3.OpOption) <-chan begunWatch {
-	begins := make(chan begunWatch, 1)
-	c.mu.Lock()
-	ok := c.spawnInLocked(&c.watches, func() {
-		// A member that is cut off from its leader must say so, not be silent.
-		watching, end := context.WithCancel(clientv3.WithRequireLeader(context.WithoutCancel(ctx)))
-		stop := context.AfterFunc(c.base, end)
-		w := c.watcher.Watch(watching, key, append(opts, clientv3.WithCreatedNotify())...)
-		resp, ok := <-w
-		stop()
-		err := watchErr(resp, ok)
-		if err != nil {
-			end()
-		} else {
-			context.AfterFunc(ctx, end)
-		}
-		begins <- begunWatch{w, resp.Header, err}
-	})
-	c.mu.Unlock()
-	if !ok {
-		begins <- begunWatch{err: ErrClosed}
-	}
-	return begins
-}
-
-func watchErr(resp clientv3.WatchResponse, ok bool) error {
-	if !ok {
-		return errors.New("the watch ended")
-	}
-	return resp.Err()
-}
-
 // view is what one linearizable look at the queue showed.
 type view struct {
 	owner    bool
@@ -291,7 +226,7 @@ func (q *queue) readPlace(ctx context.Context, e *entry, before bool) (view, err
 	answer := func(i int) []*mvccpb.KeyValue { return resp.Responses[i].GetResponseRange().Kvs }
 	switch {
 	case createRevision(answer(0)) != s.create:
-		s.end(LostKeyDeleted)
+		s.keyGone()
 		return view{}, nil
 	case createRevision(answer(1)) != e.create:
 		return view{}, s.loseMissing(ctx, e)

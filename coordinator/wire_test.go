@@ -20,6 +20,7 @@ import (
 const (
 	enrols         = "enrol"          // creates the session key
 	enters         = "enter"          // puts a lock key
+	writes         = "write"          // changes what a lock key says
 	reads          = "read"           // decides who owns the lock
 	releases       = "release"        // deletes a lock key
 	handsOn        = "hand on"        // deletes one lock key and puts another
@@ -57,6 +58,8 @@ func transactionOf(txn *pb.TxnRequest) string {
 		return createsEpoch
 	case putsLock && deletes:
 		return handsOn
+	case putsLock && txn.Compare[0].GetCreateRevision() != 0:
+		return writes
 	case putsLock:
 		return enters
 	case len(txn.Compare) == 0:
