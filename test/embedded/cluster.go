@@ -25,8 +25,9 @@ const (
 	callTimeout  = 15 * time.Second
 )
 
-// portPause is the time between two attempts to have a port that is taken.
-const portPause = 20 * time.Millisecond
+// pause is the time between two attempts of what fails at once, such as to have
+// a port that is taken.
+const pause = 20 * time.Millisecond
 
 // Cluster is a running etcd. Its methods may be called from several goroutines;
 // those that take a TB end the test when they fail, so they belong into the
@@ -147,7 +148,7 @@ func (c *Cluster) startMembers(ctx context.Context, old bool) error {
 		if err := c.together(func(m *Member) error { return m.reset(ctx, old) }); err != nil {
 			return err
 		}
-		time.Sleep(portPause)
+		time.Sleep(pause)
 	}
 }
 
@@ -291,13 +292,7 @@ func (c *Cluster) ExpireLease(ctx context.Context, id clientv3.LeaseID) error {
 	if id == clientv3.NoLease {
 		return errors.New("embedded: expire: no lease given")
 	}
-	// A client does not repeat a write whose connection broke, as one does when a
-	// member is killed. Here the second one would only find that it is done.
-	_, err := c.control.Revoke(ctx, id)
-	for status.Code(err) == codes.Unavailable && ctx.Err() == nil && len(c.members) > 1 {
-		_, err = c.control.Revoke(ctx, id)
-	}
-	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+	if err := c.revoke(ctx, id); err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		return fmt.Errorf("embedded: expire lease %x: %w", id, err)
 	}
 	// A revoke is answered by one member after it has applied it. The keys are
@@ -311,6 +306,25 @@ func (c *Cluster) ExpireLease(ctx context.Context, id clientv3.LeaseID) error {
 		return fmt.Errorf("embedded: expire lease %x: still there with TTL %d and %d keys", id, left.TTL, len(left.Keys))
 	}
 	return nil
+}
+
+// revoke asks until it is answered. A client does not repeat a write whose
+// connection broke, and a member waits seconds for the answer of a leader that
+// was killed; here a second request would only find that it is done.
+func (c *Cluster) revoke(ctx context.Context, id clientv3.LeaseID) error {
+	for wait := 500 * time.Millisecond; ; wait *= 2 {
+		attempt, cancel := context.WithTimeout(ctx, wait)
+		_, err := c.control.Revoke(attempt, id)
+		cancel()
+		switch {
+		case err == nil || ctx.Err() != nil:
+			return err
+		case status.Code(err) == codes.Unavailable || errors.Is(err, context.DeadlineExceeded):
+			time.Sleep(pause)
+		default:
+			return err
+		}
+	}
 }
 
 // Close ends the shared client and the members and removes the data, unless

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -16,7 +17,7 @@ func (c *Cluster) Leader(t TB) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	leader, _, err := c.leader(ctx)
+	leader, _, err := c.leader(ctx, nobody)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -40,7 +41,7 @@ func (c *Cluster) MoveLeader(t TB, to int) {
 
 func (c *Cluster) moveLeader(ctx context.Context, to int) error {
 	for {
-		from, ids, err := c.leader(ctx)
+		from, ids, err := c.leader(ctx, to)
 		if err != nil || from == to {
 			return err
 		}
@@ -60,32 +61,69 @@ func (c *Cluster) moveLeader(ctx context.Context, to int) error {
 	}
 }
 
-// leader also returns the IDs of the members that answer, by index.
-func (c *Cluster) leader(ctx context.Context) (int, []uint64, error) {
-	for {
-		ids, followed := make([]uint64, len(c.members)), make([]uint64, len(c.members))
-		why := c.together(func(m *Member) error {
-			return c.ask(ctx, m.index, func(ctx context.Context, client *clientv3.Client) error {
-				s, err := client.Status(ctx, m.Endpoint())
-				if err == nil {
-					ids[m.index], followed[m.index] = s.Header.MemberId, s.Leader
+// nobody stands for no member.
+const nobody = -1
+
+// leader waits for a leader. It also returns the IDs of the members that have
+// answered, by index, and waits for one member's answer or its failure to, if
+// one is given.
+func (c *Cluster) leader(ctx context.Context, beside int) (int, []uint64, error) {
+	type answer struct {
+		member       int
+		id, followed uint64
+		err          error
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	answers := make(chan answer)
+	var asking sync.WaitGroup
+	for _, m := range c.members {
+		// Each at its own pace: the time of an election is not to be spent on
+		// a member that is dead or paused.
+		asking.Go(func() {
+			for ctx.Err() == nil {
+				a := answer{member: m.index}
+				a.err = c.ask(ctx, m.index, func(ctx context.Context, client *clientv3.Client) error {
+					s, err := client.Status(ctx, m.Endpoint())
+					if err == nil {
+						a.id, a.followed = s.Header.MemberId, s.Leader
+					}
+					return err
+				})
+				select {
+				case answers <- a:
+				case <-ctx.Done():
 				}
-				return err
-			})
+				sleep(ctx, 5*time.Millisecond) // an election tells nobody who is no member
+			}
 		})
-		if leader := elected(ids, followed); leader >= 0 {
-			return leader, ids, nil
-		}
+	}
+	defer asking.Wait()
+	defer cancel(nil)
+	ids, followed := make([]uint64, len(c.members)), make([]uint64, len(c.members))
+	asked, errs := make([]bool, len(c.members)), make([]error, len(c.members))
+	for {
 		select {
+		case a := <-answers:
+			ids[a.member], followed[a.member], errs[a.member], asked[a.member] = a.id, a.followed, a.err, true
 		case <-ctx.Done():
-			return 0, nil, errors.Join(fmt.Errorf("embedded: no leader: %w", context.Cause(ctx)), why)
-		case <-time.After(5 * time.Millisecond): // an election tells nobody who is no member
+			return nobody, nil, errors.Join(fmt.Errorf("embedded: no leader: %w", context.Cause(ctx)), errors.Join(errs...))
+		}
+		if leader := elected(ids, followed); leader != nobody && (beside == nobody || asked[beside]) {
+			return leader, ids, nil
 		}
 	}
 }
 
+// sleep ends early with ctx.
+func sleep(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
 // elected returns the member that calls itself the leader and that most members
-// follow, or -1. A leader that is cut off believes in itself for some time.
+// follow, or nobody. A leader that is cut off believes in itself for some time.
 func elected(ids, followed []uint64) int {
 	for i, id := range ids {
 		if id == 0 || followed[i] != id {
@@ -101,7 +139,7 @@ func elected(ids, followed []uint64) int {
 			return i
 		}
 	}
-	return -1
+	return nobody
 }
 
 // askTimeout is how long one member is asked: a paused one never answers.

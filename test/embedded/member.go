@@ -179,7 +179,7 @@ func (m *Member) start(ctx context.Context, first bool) error {
 		select {
 		case <-ctx.Done():
 			return errors.Join(err, context.Cause(ctx))
-		case <-time.After(portPause):
+		case <-time.After(pause):
 		}
 	}
 }
