@@ -49,37 +49,61 @@ func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts [
 		return nil, fmt.Errorf("acquire %q: %w", lock, ErrAlreadyHeld)
 	}
 
-	start := c.now()
-	ctx = c.opts.Hooks.acquireStart(ctx, AcquireStart{Lock: lock, Reason: o.reason, Try: try})
-	g, err := c.obtain(ctx, lock, directory, try, o)
-	end := AcquireEnd{Lock: lock, Waited: c.now().since(start), Err: err}
+	a := c.begins(ctx, lock, directory, try, o)
+	return a.ends(c.obtain(a.ctx, a.waiter(), a.directory, o.wait))
+}
+
+// acquiring is an acquire that has begun, and that ends once.
+type acquiring struct {
+	c         *Coordinator
+	ctx       context.Context // as the hook wants it
+	lock      string
+	directory string
+	try       bool
+	options   *acquireOptions
+	start     instant
+}
+
+func (c *Coordinator) begins(ctx context.Context, lock, directory string, try bool, o *acquireOptions) *acquiring {
+	a := &acquiring{c: c, lock: lock, directory: directory, try: try, options: o, start: c.now()}
+	a.ctx = c.opts.Hooks.acquireStart(ctx, AcquireStart{Lock: lock, Reason: o.reason, Try: try})
+	return a
+}
+
+func (a *acquiring) waiter() *waiter {
+	o := a.options
+	return &waiter{
+		// Values are asked for now: a context of the caller's own may do anything then.
+		ctx: a.ctx, outer: heldIn(a.ctx), since: time.Now(),
+		lock: a.lock, reason: o.reason, value: o.value, maxHold: o.maxHold, try: a.try, result: make(chan result, 1),
+	}
+}
+
+// ends runs the barriers under the new grant, if there is one.
+func (a *acquiring) ends(g *Grant, err error) (*Grant, error) {
+	c := a.c
+	end := AcquireEnd{Lock: a.lock, Waited: c.now().since(a.start), Err: err}
 	if err == nil {
 		end.Token = g.token
 		c.metrics.waited.Observe(end.Waited.Seconds())
-		if err = g.raise(ctx, o.barriers); err != nil {
+		if err = g.raise(a.ctx, a.options.barriers); err != nil {
 			end.Token, end.Err = revisionfence.Token{}, err
 		}
 	}
-	c.opts.Hooks.acquireEnd(ctx, end)
+	c.opts.Hooks.acquireEnd(a.ctx, end)
 	if err != nil {
-		return nil, fmt.Errorf("acquire %q: %w", lock, err)
+		return nil, fmt.Errorf("acquire %q: %w", a.lock, err)
 	}
 	return g, nil
 }
 
 // obtain waits for the grant.
-func (c *Coordinator) obtain(ctx context.Context, lock, directory string, try bool, o *acquireOptions) (*Grant, error) {
-	w := &waiter{
-		// Values are asked for now: a context of the caller's own may do anything then.
-		ctx: ctx, outer: heldIn(ctx), since: time.Now(),
-		lock: lock, reason: o.reason, value: o.value, maxHold: o.maxHold, try: try, result: make(chan result, 1),
-	}
+func (c *Coordinator) obtain(ctx context.Context, w *waiter, directory string, atMost time.Duration) (*Grant, error) {
 	q, err := c.join(w, directory)
 	if err != nil {
 		return nil, err
 	}
-	atMost := o.wait
-	if try {
+	if w.try {
 		atMost = c.openTimeout + c.callTimeout
 	}
 	return q.wait(ctx, w, atMost)
@@ -97,8 +121,7 @@ func (c *Coordinator) join(w *waiter, directory string) (*queue, error) {
 		if err := c.claimLocked(directory); err != nil {
 			return nil, err
 		}
-		q = &queue{c: c, lock: w.lock, directory: directory, pause: newPause(), again: newPause()}
-		c.queues[directory] = q
+		q = c.newQueueLocked(w.lock, directory)
 	} else if w.try {
 		if err := q.refusalLocked(w); err != nil {
 			return nil, err
@@ -106,6 +129,12 @@ func (c *Coordinator) join(w *waiter, directory string) (*queue, error) {
 	}
 	q.joinLocked(w)
 	return q, nil
+}
+
+func (c *Coordinator) newQueueLocked(lock, directory string) *queue {
+	q := &queue{c: c, lock: lock, directory: directory, pause: newPause(), again: newPause()}
+	c.queues[directory] = q
+	return q
 }
 
 // refusalLocked is why a try fails without being asked for: the lock is known not

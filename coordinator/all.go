@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -26,41 +27,38 @@ type Grants struct {
 	unhook []func() bool
 }
 
-// AcquireAll acquires all of the locks or none. Duplicates are taken once. The
-// locks are taken one after another in an order that is the same for everybody,
-// so that callers who want some of the same locks cannot wait for each other in
-// a circle. (Putting all keys into their queues in one transaction would not
-// do: behind a caller who holds one of them and waits for another, that is a
-// deadlock.) It takes at most [MaxLocks].
+// AcquireAll acquires all of the locks or none. Duplicates are taken once. If all
+// are free they are taken with one request. Otherwise they are taken one after
+// another in an order that is the same for everybody, so that callers who want
+// some of the same locks cannot wait for each other in a circle. (Putting keys
+// into queues that are not empty in one transaction would not do: behind a caller
+// who holds one of the locks and waits for another, that is a deadlock.) It takes
+// at most [MaxLocks].
 //
 // The options apply to each: barriers given with [Raise] run for each lock with
-// its token, and [WaitAtMost] bounds the wait for each.
+// its token, and [WaitAtMost] bounds the wait for each. Its errors are those of
+// [Coordinator.Acquire], for one of the locks; what was taken before is given
+// back, and an [ErrUnsettled] is joined if that is not known to be done.
 func (c *Coordinator) AcquireAll(ctx context.Context, locks []string, opts ...AcquireOption) (*Grants, error) {
+	o, err := optionsOf(opts, false)
+	if err != nil {
+		return nil, fmt.Errorf("acquire all: %w", err)
+	}
 	order, err := c.inOrder(locks)
 	if err != nil {
 		return nil, fmt.Errorf("acquire all: %w", err)
 	}
-	if _, err := optionsOf(opts, false); err != nil {
-		return nil, fmt.Errorf("acquire all: %w", err)
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("acquire all: %w", endOf(ctx))
+	}
+	for _, p := range order {
+		if c.holds(ctx, p.directory) {
+			return nil, fmt.Errorf("acquire %q: %w", p.lock, ErrAlreadyHeld)
+		}
 	}
 	all := &Grants{c: c}
-	// A lock that is lost while others are waited for ends the waiting.
-	bound, stops := ctx, []context.CancelFunc{}
-	defer func() {
-		for _, stop := range stops {
-			stop()
-		}
-	}()
-	for _, lock := range order {
-		g, err := c.Acquire(bound, lock, opts...)
-		if err != nil {
-			return nil, errors.Join(err, all.giveBack(ctx))
-		}
-		all.order = append(all.order, g)
-		var stop context.CancelFunc
-		// This keeps none of the others from being forgotten.
-		bound, stop = g.bind(bound) //nolint:fatcontext // a chain of at most MaxLocks, one for each lock
-		stops = append(stops, stop)
+	if err := all.take(ctx, order, o); err != nil {
+		return nil, errors.Join(err, all.giveBack(ctx))
 	}
 	if err := all.Err(); err != nil { // lost while the last was granted
 		return nil, errors.Join(fmt.Errorf("acquire all: %w", err), all.giveBack(ctx))
@@ -69,30 +67,71 @@ func (c *Coordinator) AcquireAll(ctx context.Context, locks []string, opts ...Ac
 	return all, nil
 }
 
+// take acquires the locks. With an error, a.order has what is to be given back.
+func (a *Grants) take(ctx context.Context, order []site, o *acquireOptions) (failed error) {
+	c := a.c
+	var acquires []*acquiring
+	for _, p := range order {
+		acquires = append(acquires, c.begins(ctx, p.lock, p.directory, false, o))
+	}
+	at := heldIn(ctx)
+	together, failed := c.tryTogether(ctx, acquires, o.wait)
+	for _, g := range together {
+		at = &held{grant: g.hold, outer: at}
+	}
+	a.order = append(a.order, together...)
+	// A lock that is lost while others are waited for ends the waiting.
+	lost, lose := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer lose(nil)
+	for i, acquire := range acquires {
+		if failed != nil {
+			_, _ = acquire.ends(nil, failed)
+			continue
+		}
+		bound, cancel := context.WithCancelCause(context.WithValue(acquire.ctx, heldKey{}, at))
+		defer cancel(nil)
+		defer context.AfterFunc(lost, func() { cancel(context.Cause(lost)) })()
+		acquire.ctx = bound //nolint:fatcontext // each lock has one of its own
+		if together != nil {
+			if _, failed = acquire.ends(together[i], nil); failed != nil {
+				a.order = slices.DeleteFunc(a.order, func(g *Grant) bool { return g == together[i] }) // released
+			}
+			continue
+		}
+		acquire.start = c.now()
+		var g *Grant
+		if g, failed = acquire.ends(c.obtain(bound, acquire.waiter(), acquire.directory, o.wait)); failed != nil {
+			continue
+		}
+		a.order = append(a.order, g)
+		at = &held{grant: g.hold, outer: at} // this keeps none of the others from being forgotten
+		defer g.onEnd(lose)()
+	}
+	return failed
+}
+
+// site is a lock and where its queue lies.
+type site struct{ directory, lock string }
+
 // inOrder removes duplicates and sorts by directory, which is what excludes.
-func (c *Coordinator) inOrder(locks []string) ([]string, error) {
+func (c *Coordinator) inOrder(locks []string) ([]site, error) {
 	if len(locks) == 0 {
 		return nil, fmt.Errorf("%w: no lock given", ErrInvalidOption)
 	}
-	type place struct{ directory, lock string }
-	places := make([]place, 0, len(locks))
+	places := make([]site, 0, len(locks))
 	for _, lock := range locks {
 		d, err := c.directory(lock)
 		if err != nil {
 			return nil, err
 		}
-		places = append(places, place{d, lock})
+		places = append(places, site{d, lock})
 	}
-	slices.SortStableFunc(places, func(a, b place) int { return strings.Compare(a.directory, b.directory) })
-	places = slices.CompactFunc(places, func(a, b place) bool { return a.directory == b.directory })
+	slices.SortStableFunc(places, func(a, b site) int { return strings.Compare(a.directory, b.directory) })
+	places = slices.CompactFunc(places, func(a, b site) bool { return a.directory == b.directory })
 	if len(places) > MaxLocks {
 		return nil, fmt.Errorf("%w: %d locks, at most %d at once", ErrInvalidOption, len(places), MaxLocks)
 	}
-	order := make([]string, len(places))
-	for i, p := range places {
-		order[i] = p.lock
-	}
-	return order, nil
+	return places, nil
 }
 
 func (a *Grants) begin(ctx context.Context) {
@@ -133,6 +172,18 @@ func (a *Grants) Grant(lock string) *Grant {
 		}
 	}
 	return nil
+}
+
+// All yields the grants, in the order of their locks' places in etcd: for guards
+// that want each token with its resource.
+func (a *Grants) All() iter.Seq2[string, *Grant] {
+	return func(yield func(string, *Grant) bool) {
+		for _, g := range a.order {
+			if !yield(g.Lock(), g) {
+				return
+			}
+		}
+	}
 }
 
 // Context returns a context that ends as soon as one of the grants has ended,

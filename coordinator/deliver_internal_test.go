@@ -94,3 +94,27 @@ func TestProofThatIsAnsweredOutOfOrderShortensNothing(t *testing.T) {
 		}
 	})
 }
+
+func TestLocksTakenTogetherAreGrantedWhileTheWindowIsOpen(t *testing.T) {
+	for _, open := range []bool{true, false} {
+		trusting(t, func(t *testing.T, b *bench) {
+			c := b.s.c
+			at := &together{c: c, s: b.s, done: make(chan struct{})}
+			for _, lock := range []string{"a", "b"} {
+				w := &waiter{ctx: t.Context(), lock: lock, result: make(chan result, 1)}
+				c.mu.Lock()
+				q := c.newQueueLocked(lock, c.keys.directory(lock))
+				q.driving, q.entry = true, q.newEntryLocked(b.s, w)
+				at.waiters, at.entries = append(at.waiters, w), append(at.entries, q.entry)
+				c.mu.Unlock()
+			}
+			if !open {
+				b.sleepMachine(time.Minute)
+			}
+			at.finish(8, nil)
+			if granted := at.grants != nil; granted != open {
+				t.Errorf("window open %v: granted %v", open, granted)
+			}
+		})
+	}
+}

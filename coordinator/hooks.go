@@ -14,9 +14,10 @@ import (
 // happens and must not block, nor call the coordinator back; what they do for
 // longer belongs into a goroutine of their own.
 type Hooks struct {
-	// AcquireStart is called when an acquire begins. The context that it returns,
-	// which must be derived from ctx, takes its place: it bounds the waiting,
-	// AcquireEnd and the barriers get it, and the grant keeps its values.
+	// AcquireStart is called when an acquire begins, for each lock of AcquireAll
+	// before any of them is taken. The context that it returns, which must be
+	// derived from ctx, takes its place: it bounds the waiting, AcquireEnd and the
+	// barriers get it, and the grant keeps its values.
 	AcquireStart func(ctx context.Context, start AcquireStart) context.Context
 	// AcquireEnd is called when it ends, after the barriers, with a grant or an
 	// error.

@@ -116,7 +116,7 @@ func TestHooksAreCalledOnceAndInOrder(t *testing.T) {
 	}
 
 	all := acquireAll(t, c, []string{"b", "a"})
-	is(`start a "" try=false`, "end a in span-5, token true, busy false", `start b "" try=false`, "end b in span-6, token true, busy false")
+	is(`start a "" try=false`, `start b "" try=false`, "end a in span-5, token true, busy false", "end b in span-6, token true, busy false")
 	if err := all.Release(within(t, patience)); err != nil {
 		t.Error(err)
 	}

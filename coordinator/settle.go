@@ -44,16 +44,23 @@ type settler struct {
 // with errSessionOver.
 func (s *session) settle(key string, adopt bool) (create int64, err error) {
 	u := &unsettled{key: key, adopt: adopt, done: make(chan struct{})}
+	s.settleAll([]*unsettled{u})
+	return u.create, u.err
+}
+
+// settleAll is settle for several keys.
+func (s *session) settleAll(keys []*unsettled) {
 	c := s.c
 	c.mu.Lock()
-	s.settling.pending = append(s.settling.pending, u)
+	s.settling.pending = append(s.settling.pending, keys...)
 	if !s.settling.running {
 		s.settling.running = true
 		c.spawnLocked(s.settling.run)
 	}
 	c.mu.Unlock()
-	<-u.done // run ends with the session at the latest
-	return u.create, u.err
+	for _, u := range keys {
+		<-u.done // run ends with the session at the latest
+	}
 }
 
 func (t *settler) run() {

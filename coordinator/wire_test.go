@@ -20,6 +20,7 @@ import (
 const (
 	enrols         = "enrol"          // creates the session key
 	enters         = "enter"          // puts a lock key
+	entersAll      = "enter all"      // puts several
 	writes         = "write"          // changes what a lock key says
 	reads          = "read"           // decides who owns the lock
 	releases       = "release"        // deletes a lock key
@@ -44,11 +45,14 @@ func transaction(call *wire.Call) string {
 
 func transactionOf(txn *pb.TxnRequest) string {
 	under := func(key []byte, prefix string) bool { return strings.HasPrefix(string(key), prefix) }
-	var putsSession, putsLock, putsEpoch, deletes bool
+	var putsSession, putsEpoch, deletes bool
+	putsLocks := 0
 	for _, op := range txn.Success {
 		if put := op.GetRequestPut(); put != nil {
 			putsSession = putsSession || under(put.Key, sessionsPrefix)
-			putsLock = putsLock || under(put.Key, locksPrefix)
+			if under(put.Key, locksPrefix) {
+				putsLocks++
+			}
 			putsEpoch = putsEpoch || under(put.Key, coordinator.DefaultPrefix+"epoch")
 		}
 		deletes = deletes || op.GetRequestDeleteRange() != nil
@@ -56,11 +60,13 @@ func transactionOf(txn *pb.TxnRequest) string {
 	switch {
 	case putsEpoch:
 		return createsEpoch
-	case putsLock && deletes:
+	case putsLocks > 1:
+		return entersAll
+	case putsLocks > 0 && deletes:
 		return handsOn
-	case putsLock && txn.Compare[0].GetCreateRevision() != 0:
+	case putsLocks > 0 && txn.Compare[0].GetCreateRevision() != 0:
 		return writes
-	case putsLock:
+	case putsLocks > 0:
 		return enters
 	case len(txn.Compare) == 0:
 		return reads
