@@ -44,7 +44,7 @@ var rules = []rule{
 	{pkg: "resourceguard", imports: []string{"revisionfence"}},
 	{pkg: "resourceguard/guardtest", imports: []string{"revisionfence", "resourceguard"}, testing: true},
 	{pkg: "resourceguard/memguard", imports: []string{"revisionfence", "resourceguard"}},
-	{pkg: "resourceguard/etcdguard", imports: []string{"revisionfence", "resourceguard", "internal/etcdonce", backoff, etcdAPI, etcdClient, grpc, protobuf}},
+	{pkg: "resourceguard/etcdguard", imports: []string{"revisionfence", "resourceguard", "internal/etcdonce", backoff, etcdAPI, etcdClient, grpc, protobuf, "github.com/prometheus/client_golang"}},
 	{pkg: "coordinator", imports: []string{
 		"revisionfence", "internal/etcdonce", backoff, etcdAPI, etcdClient, grpc, protobuf,
 		"github.com/prometheus/client_golang", "go.uber.org/zap", "golang.org/x/sys",

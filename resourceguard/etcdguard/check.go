@@ -2,8 +2,6 @@ package etcdguard
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -14,7 +12,7 @@ import (
 
 // check refuses what the fence cannot cover, and reports whether the operations
 // only read.
-func (kv *fencedKV) check(ctx context.Context, ops []clientv3.Op) (reads bool, err error) {
+func (kv *fencedKV) check(ops []clientv3.Op) (reads bool, err error) {
 	reads = true
 	for op := range leaves(ops) {
 		switch {
@@ -29,9 +27,6 @@ func (kv *fencedKV) check(ctx context.Context, ops []clientv3.Op) (reads bool, e
 		if err != nil {
 			return false, err
 		}
-	}
-	if _, ok := resourceguard.OperationFromContext(ctx); ok && !reads {
-		return false, fmt.Errorf("mode Held keeps no results of operations: %w", errors.ErrUnsupported)
 	}
 	return reads, nil
 }
@@ -54,6 +49,9 @@ func (kv *fencedKV) checkWrite(op clientv3.Op) error {
 		if r.touchedBy(key, end) {
 			return fmt.Errorf("%w: %s reaches into %q", ErrProtectedKey, describe(key, end), r.first)
 		}
+	}
+	if kv.guard.opts.Mode == HighWater {
+		return nil // the claims tell
 	}
 	if kv.guard.opts.LockOf != nil && len(end) > 0 {
 		return fmt.Errorf("%w: delete %s: Options.LockOf cannot tell which lock guards a range", resourceguard.ErrInvalid, describe(key, end))
@@ -134,4 +132,14 @@ func resourceOf(ops []clientv3.Op) string {
 		}
 	}
 	return first
+}
+
+// onlyReads reports whether no operation writes.
+func onlyReads(ops []clientv3.Op) bool {
+	for op := range leaves(ops) {
+		if !op.IsGet() {
+			return false
+		}
+	}
+	return true
 }

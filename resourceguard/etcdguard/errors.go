@@ -2,6 +2,8 @@ package etcdguard
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -49,3 +51,30 @@ func (e *unsupportedError) GRPCStatus() *status.Status {
 }
 
 func (e *unsupportedError) Outcome() resourceguard.Outcome { return resourceguard.NotApplied }
+
+// endedError is a refusal by the lock itself and not by a mark. What it names as
+// accepted is the present owner's token, which nobody need have used.
+type endedError struct {
+	*resourceguard.StaleError
+	directory string // where the lock key was looked for
+}
+
+func (e *endedError) Error() string {
+	var b strings.Builder
+	if e.Resource != "" {
+		fmt.Fprintf(&b, "resource %q: ", e.Resource)
+	}
+	fmt.Fprintf(&b, "token %s is stale: ", e.Presented)
+	if e.Accepted.IsZero() {
+		fmt.Fprintf(&b, "there is no lock key in %q, so that its grant has ended and nobody holds the lock, if that is where the lock's keys are", e.directory)
+	} else {
+		fmt.Fprintf(&b, "%s holds the lock now, by the keys in %q", e.Accepted, e.directory)
+	}
+	if e.Applied != nil {
+		fmt.Fprintf(&b, "; this operation had been applied before, under %s", e.Applied.Mark)
+	}
+	b.WriteString("; acquire the lock again and read before writing")
+	return b.String()
+}
+
+func (e *endedError) Unwrap() error { return e.StaleError }

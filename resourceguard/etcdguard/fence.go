@@ -3,6 +3,7 @@ package etcdguard
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -33,12 +34,14 @@ type fence struct {
 	key       string // of the grant
 	directory string // of the lock, with the slash
 	token     revisionfence.Token
+	owner     string // the last segment of the key; "" if only a token is known
+	epochless bool   // the token is of the epoch on record, which is not known yet
 }
 
 // fences reads what Fence returned. Everything that is not plainly "this lock key
 // was created at this revision" is refused: it could be true without a grant.
 func (o *Options) fences(f Fenced) ([]fence, error) {
-	if f == nil {
+	if isNil(f) {
 		return nil, fmt.Errorf("%w: nothing to fence by", resourceguard.ErrNoToken)
 	}
 	source, isSource := f.(revisionfence.Source)
@@ -47,6 +50,9 @@ func (o *Options) fences(f Fenced) ([]fence, error) {
 	}
 	compares := f.Fence()
 	switch n := len(compares); {
+	case n == 0 && isSource && o.Mode == HighWater:
+		t := source.Token()
+		return []fence{{directory: o.directory(t.Lock()), token: t}}, nil
 	case n == 0:
 		return nil, fmt.Errorf("%w: the fence has no compares", resourceguard.ErrNoToken)
 	case n > maxFences:
@@ -60,7 +66,8 @@ func (o *Options) fences(f Fenced) ([]fence, error) {
 		if err != nil {
 			return nil, err
 		}
-		result[i] = fence{key: key, directory: key[:strings.LastIndexByte(key, '/')+1]}
+		slash := strings.LastIndexByte(key, '/') + 1
+		result[i] = fence{key: key, directory: key[:slash], owner: key[slash:], epochless: !isSource}
 		if isSource {
 			err = result[i].present(o, source.Token(), revision)
 		} else {
@@ -71,6 +78,19 @@ func (o *Options) fences(f Fenced) ([]fence, error) {
 		}
 	}
 	return result, nil
+}
+
+// isNil also sees a nil pointer in the interface, whose methods would panic.
+func isNil(f Fenced) bool {
+	if f == nil {
+		return true
+	}
+	switch v := reflect.ValueOf(f); v.Kind() {
+	case reflect.Pointer, reflect.Func, reflect.Map, reflect.Slice:
+		return v.IsNil()
+	default:
+		return false
+	}
 }
 
 // ownership takes a compare apart.

@@ -2,9 +2,7 @@ package etcdguard
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"iter"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -13,11 +11,25 @@ import (
 	"github.com/etcd-fence/etcd-fence/revisionfence"
 )
 
-// Guard fences operations on one etcd. It holds no state, may be used by any
-// number of goroutines, and one is enough for a program.
+// Guard fences operations on one etcd. It may be used by any number of goroutines,
+// and one is enough for a program. What it keeps in memory only saves requests:
+// several guards, in several processes, are as safe as one.
 type Guard struct {
-	opts Options
-	once clientv3.KV
+	opts    Options
+	once    clientv3.KV
+	metrics *metrics
+	memory  knownMarks
+	pruning pruning
+
+	// without takes compares out, for tests that show what each is for.
+	without func(path string, compares []clientv3.Cmp) []clientv3.Cmp
+}
+
+func (g *Guard) cut(path string, compares []clientv3.Cmp) []clientv3.Cmp {
+	if g.without == nil {
+		return compares
+	}
+	return g.without(path, compares)
 }
 
 var _ resourceguard.Guard = (*Guard)(nil)
@@ -35,34 +47,51 @@ func New(client *clientv3.Client, opts *Options) (*Guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcdguard: %w", err)
 	}
+	if client == nil {
+		return nil, fmt.Errorf("etcdguard: %w: no etcd client given", resourceguard.ErrInvalid)
+	}
 	if err := etcdonce.Check(client); err != nil {
 		return nil, fmt.Errorf("etcdguard: %w: %w", resourceguard.ErrInvalid, err)
 	}
-	return &Guard{opts: o, once: etcdonce.New(client)}, nil
+	m, err := newMetrics(o.Registerer, o.Mode)
+	if err != nil {
+		return nil, fmt.Errorf("etcdguard: %w", err)
+	}
+	return &Guard{opts: o, once: etcdonce.New(client), metrics: m}, nil
 }
 
-// Advance reports whether t is the token of the lock's present owner. Where it
-// is, every older grant has ended and its operations are refused already, so that
-// nothing has to be stored: what is read from here on is not changed by an old
-// owner. It costs one linearizable read and no proposal.
+// Advance is the barrier of a new owner: call it after the grant and before the first
+// read. Once it has returned, no older token is accepted for the resource.
+//
+// In mode Held it stores nothing: it reports whether t is the token of the lock's
+// present owner. Where it is, every older grant has ended and its operations are
+// refused already. It costs one linearizable read and no proposal.
+//
+// In mode HighWater it raises the mark, which only the present owner of the lock
+// can: one linearizable read, and a transaction if the mark is not t already.
 //
 // It fails with [resourceguard.ErrNoToken], with [resourceguard.ErrWrongLock]
 // (see Options.LockOf), with [resourceguard.ErrImplausible] if etcd cannot have
 // issued t yet, with [ErrFormat], and with a [*resourceguard.StaleError] if
-// anybody else or nobody owns the lock.
+// anybody else or nobody owns the lock, or if the mark is newer. HighWater also
+// fails with [resourceguard.ErrCorruptMark].
 func (g *Guard) Advance(ctx context.Context, resource string, t revisionfence.Token) error {
 	if t.IsZero() {
 		return fmt.Errorf("advance %q: %w", resource, resourceguard.ErrNoToken)
 	}
 	f := fence{directory: g.opts.directory(t.Lock()), token: t}
+	ctx, cancel := g.bounded(ctx)
+	defer cancel()
+	if g.opts.Mode == HighWater {
+		return g.advanceMark(ctx, resource, f)
+	}
 	if err := g.bound(resource, []fence{f}); err != nil {
 		return fmt.Errorf("advance %q: %w", resource, notApplied(err))
 	}
-	ctx, cancel := g.bounded(ctx)
-	defer cancel()
-	resp, err := g.send(ctx, transaction{then: []clientv3.Op{clientv3.OpGet(g.opts.epoch()), firstIn(f.directory)}, reads: true})
+	tx := transaction{then: []clientv3.Op{clientv3.OpGet(g.opts.epoch()), firstIn(f.directory)}, reads: true}
+	resp, err := g.send(ctx, tx, what{resource: resource, reads: true})
 	if err != nil {
-		return fmt.Errorf("advance %q: %w", resource, err)
+		return fmt.Errorf("advance: %w", err)
 	}
 	epoch, err := epochIn(resp.Responses[0].GetResponseRange())
 	if err != nil {
@@ -73,26 +102,18 @@ func (g *Guard) Advance(ctx context.Context, resource string, t revisionfence.To
 			resource, resourceguard.ErrImplausible, t, resp.Header.Revision, epoch)
 	}
 	if owner := ownerIn(resp.Responses[1].GetResponseRange(), t.Lock(), epoch); owner != t {
-		return &resourceguard.StaleError{Resource: resource, Presented: t, Accepted: owner}
+		return &endedError{&resourceguard.StaleError{Resource: resource, Presented: t, Accepted: owner}, f.directory}
 	}
 	return nil
 }
 
-var errNoMarks = fmt.Errorf("etcdguard: mode Held keeps no marks: %w", errors.ErrUnsupported)
-
-// Mark is not supported in mode Held: the error is [errors.ErrUnsupported].
-func (g *Guard) Mark(context.Context, string) (revisionfence.Mark, bool, error) {
-	return revisionfence.Mark{}, false, notApplied(errNoMarks)
-}
-
-// Marks is not supported in mode Held: it yields [errors.ErrUnsupported].
-func (g *Guard) Marks(context.Context) iter.Seq2[revisionfence.Mark, error] {
-	return func(yield func(revisionfence.Mark, error) bool) {
-		yield(revisionfence.Mark{}, notApplied(errNoMarks))
+func (g *Guard) advanceMark(ctx context.Context, resource string, f fence) error {
+	c, err := g.claim(resource, []fence{f})
+	if err != nil {
+		return fmt.Errorf("advance %q: %w", resource, notApplied(err))
 	}
-}
-
-// SetFloor is not supported in mode Held: the error is [errors.ErrUnsupported].
-func (g *Guard) SetFloor(context.Context, revisionfence.Mark, string) error {
-	return notApplied(errNoMarks)
+	if _, err = g.highWater(ctx, call{claims: []claim{c}, advance: true, reads: true}); err != nil {
+		return fmt.Errorf("advance: %w", err)
+	}
+	return nil
 }

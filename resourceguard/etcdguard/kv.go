@@ -2,7 +2,9 @@ package etcdguard
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -27,6 +29,10 @@ func (g *Guard) KV(f Fenced) (clientv3.KV, error) {
 	if err != nil {
 		return nil, fmt.Errorf("etcdguard: %w", err)
 	}
+	return g.fencedBy(fences), nil
+}
+
+func (g *Guard) fencedBy(fences []fence) *fencedKV {
 	kv := &fencedKV{
 		guard: g, fences: fences,
 		protected: []keyRange{under(g.opts.Prefix)},
@@ -37,7 +43,7 @@ func (g *Guard) KV(f Fenced) (clientv3.KV, error) {
 		kv.owners = append(kv.owners, firstIn(fences[i].directory))
 		kv.floor = max(kv.floor, fences[i].token.Revision())
 	}
-	return kv, nil
+	return kv
 }
 
 // fencedKV is what [Guard.KV] returns. Nothing in it changes.
@@ -110,22 +116,71 @@ func (kv *fencedKV) GetStream(context.Context, string, ...clientv3.OpOption) (cl
 }
 
 // commit carries operations out under the fence.
-func (kv *fencedKV) commit(ctx context.Context, ops []clientv3.Op) (*clientv3.TxnResponse, error) {
-	reads, err := kv.check(ctx, ops)
+func (kv *fencedKV) commit(ctx context.Context, ops []clientv3.Op) (resp *clientv3.TxnResponse, err error) {
+	g, replayed := kv.guard, false
+	reads, err := kv.check(ops)
+	defer func() { g.count(onlyReads(ops), replayed, err) }()
 	if err != nil {
 		return nil, fmt.Errorf("etcdguard: %w", notApplied(err))
 	}
-	ctx, cancel := kv.guard.bounded(ctx)
+	ctx, cancel := g.bounded(ctx)
 	defer cancel()
+	if g.opts.Mode == HighWater {
+		a, err := kv.highWater(ctx, ops, reads)
+		if err != nil {
+			return nil, err
+		}
+		replayed = a.saved != nil
+		return a.resp, nil
+	}
+	return kv.held(ctx, ops, resourceOf(ops))
+}
+
+// held is commit where the lock key decides.
+func (kv *fencedKV) held(ctx context.Context, ops []clientv3.Op, resource string) (*clientv3.TxnResponse, error) {
+	reads := onlyReads(ops)
+	if _, ok := resourceguard.OperationFromContext(ctx); ok && !reads {
+		return nil, fmt.Errorf("etcdguard: mode Held keeps no results of operations: %w", notApplied(errors.ErrUnsupported))
+	}
 	t := transaction{compares: kv.compares, then: ops, otherwise: kv.owners, reads: reads}
-	resp, err := kv.guard.send(ctx, t)
+	resp, err := kv.guard.send(ctx, t, what{key: resourceOf(ops), reads: reads})
 	if err != nil {
 		return nil, err
 	}
 	if !resp.Succeeded {
-		return nil, kv.stale(ctx, resp, resourceOf(ops))
+		return nil, kv.stale(ctx, resp, resource)
 	}
 	return resp, nil
+}
+
+// highWater is commit where a mark decides.
+func (kv *fencedKV) highWater(ctx context.Context, ops []clientv3.Op, reads bool) (answer, error) {
+	claims, err := kv.guard.claims(ops, kv.fences)
+	if err != nil {
+		return answer{}, fmt.Errorf("etcdguard: %w", notApplied(err))
+	}
+	c := call{claims: claims, ops: ops, reads: reads}
+	if op, ok := resourceguard.OperationFromContext(ctx); ok && !reads {
+		c.operation = op
+	}
+	return kv.guard.operate(ctx, c)
+}
+
+// operate checks what is asked for of the operation, and tidies up after it.
+func (g *Guard) operate(ctx context.Context, c call) (answer, error) {
+	err := c.operation.Check()
+	if c.saves() && len(c.claims) > 1 {
+		err = fmt.Errorf("%w: operation %q writes to resources %q and %q, and an operation is of one resource",
+			resourceguard.ErrInvalid, c.operation.ID, c.claims[0].resource, c.claims[1].resource)
+	}
+	if err != nil {
+		return answer{}, fmt.Errorf("etcdguard: %w", notApplied(err))
+	}
+	a, err := g.highWater(ctx, c)
+	if err == nil && c.saves() && a.saved == nil {
+		g.pruneSometimes(ctx)
+	}
+	return a, err
 }
 
 // stale says which of the grants has ended, and who owns its lock.
@@ -138,16 +193,22 @@ func (kv *fencedKV) stale(ctx context.Context, resp *clientv3.TxnResponse, resou
 		}
 	}
 	presented := kv.fences[ended].token
-	return &resourceguard.StaleError{
+	return &endedError{&resourceguard.StaleError{
 		Resource:  resource,
 		Presented: presented,
 		Accepted:  ownerIn(resp.Responses[ended].GetResponseRange(), presented.Lock(), kv.guard.epochOr(ctx, presented.Epoch())),
-	}
+	}, kv.fences[ended].directory}
 }
 
+// maxEpochWait bounds what an error message may wait for.
+const maxEpochWait = time.Second
+
 // epochOr reads the epoch for an error message. Reading it with each operation would
-// cost all of them; and refused is refused, whatever becomes of this read.
+// cost all of them, and ask for a permission that only this needs; and refused is
+// refused, whatever becomes of this read.
 func (g *Guard) epochOr(ctx context.Context, presented uint16) uint16 {
+	ctx, cancel := context.WithTimeout(ctx, maxEpochWait)
+	defer cancel()
 	resp, err := g.once.Get(ctx, g.opts.epoch())
 	if err != nil {
 		return presented

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcd-fence/etcd-fence/resourceguard"
@@ -17,6 +18,8 @@ const (
 	// DefaultTimeout is a little longer than etcd itself takes to give up on a
 	// request, which is about seven seconds, so that its own answer is heard.
 	DefaultTimeout = 10 * time.Second
+	// DefaultKeepOperations is how long a repetition of an operation is recognised.
+	DefaultKeepOperations = 24 * time.Hour
 
 	maxPrefix = 1024
 )
@@ -24,14 +27,23 @@ const (
 // Mode is what a guard goes by.
 type Mode int
 
-// Held lets an operation through if, and only if, the grant's lock key exists at
-// the moment at which etcd applies the operation. It is the default.
-const Held Mode = 0
+const (
+	// Held lets an operation through if, and only if, the grant's lock key exists
+	// at the moment at which etcd applies the operation. It is the default.
+	Held Mode = iota
+	// HighWater lets an operation through if its token is the newest that the
+	// resource has seen, which a mark in etcd keeps. It is what guards outside of
+	// etcd do, and what one write for each grant and operation IDs need.
+	HighWater
+)
 
 // String returns the name of the mode.
 func (m Mode) String() string {
-	if m == Held {
+	switch m {
+	case Held:
 		return "Held"
+	case HighWater:
+		return "HighWater"
 	}
 	return fmt.Sprintf("Mode(%d)", int(m))
 }
@@ -51,12 +63,40 @@ type Options struct {
 	// under Prefix that the coordinator uses.
 	Directory func(lock string) string
 
-	// LockOf names the lock that guards a key. With it, a write under the grant of
-	// any other lock is refused with [resourceguard.ErrWrongLock] before it is
-	// sent, and so is an error of LockOf itself. It cannot answer for a range of
+	// LockOf names the lock that guards a resource. With it, a write under the grant
+	// of any other lock is refused with [resourceguard.ErrWrongLock] before it is
+	// sent, and so is an error of LockOf itself.
+	//
+	// In mode Held the resource is the key. LockOf cannot answer for a range of
 	// keys, so deleting a range is refused with [resourceguard.ErrInvalid].
 	// Defaults to none: then it is up to the program to use the right grant.
-	LockOf func(key string) (lock string, err error)
+	//
+	// In mode HighWater it is called with the names that Resource returns, and
+	// those that are given to Advance, SetFloor and Do. Defaults to the name
+	// itself: a resource is called like the lock that guards it.
+	LockOf func(resource string) (lock string, err error)
+
+	// Resource names the resource that a key belongs to, in mode HighWater only:
+	// each resource has a mark of its own, which every owner has to raise once. It
+	// cannot answer for a range of keys, so with it reading or deleting a range is
+	// refused with [resourceguard.ErrInvalid]; and so is an operation of
+	// resourceguard.WithOperation whose keys are of several resources. Defaults to
+	// one resource for each lock, named by the lock, for all of the keys.
+	Resource func(key string) (resource string, err error)
+
+	// Policy is what happens to a token that equals the mark. In mode Held there is
+	// no mark, and it must be AcceptEqual. Defaults to AcceptEqual.
+	Policy resourceguard.Policy
+
+	// KeepOperations is how long the record of an operation is kept at least, by
+	// the clocks of the programs that write them: as long as callers repeat. Those
+	// of the mark's own token are kept longer. It must not be negative. Defaults to
+	// [DefaultKeepOperations].
+	KeepOperations time.Duration
+
+	// Registerer gets the metrics: see the package comment. Several guards may
+	// share one, and then count together. Defaults to none.
+	Registerer prometheus.Registerer
 
 	// Timeout bounds each call whose context has no deadline. It must be above 0.
 	// Defaults to [DefaultTimeout].
@@ -75,9 +115,20 @@ func (o *Options) withDefaults() (Options, error) {
 	if c.Timeout == 0 {
 		c.Timeout = DefaultTimeout
 	}
+	if c.KeepOperations == 0 {
+		c.KeepOperations = DefaultKeepOperations
+	}
 	switch {
-	case c.Mode != Held:
-		return c, fmt.Errorf("%w: Options.Mode %v: must be Held", resourceguard.ErrInvalid, c.Mode)
+	case c.Mode != Held && c.Mode != HighWater:
+		return c, fmt.Errorf("%w: Options.Mode %v: must be Held or HighWater", resourceguard.ErrInvalid, c.Mode)
+	case c.Policy != resourceguard.AcceptEqual && c.Policy != resourceguard.RejectEqual:
+		return c, fmt.Errorf("%w: Options.Policy %v: must be AcceptEqual or RejectEqual", resourceguard.ErrInvalid, c.Policy)
+	case c.Mode == Held && c.Policy != resourceguard.AcceptEqual:
+		return c, fmt.Errorf("%w: Options.Policy %v: mode Held keeps no mark that a write could equal: use HighWater", resourceguard.ErrInvalid, c.Policy)
+	case c.Mode == Held && c.Resource != nil:
+		return c, fmt.Errorf("%w: Options.Resource: mode Held keeps no marks: use HighWater", resourceguard.ErrInvalid)
+	case c.KeepOperations < 0:
+		return c, fmt.Errorf("%w: Options.KeepOperations %v: must not be negative", resourceguard.ErrInvalid, c.KeepOperations)
 	case !strings.HasSuffix(c.Prefix, "/") || len(c.Prefix) > maxPrefix:
 		return c, fmt.Errorf("%w: Options.Prefix %.80q: must end in \"/\" and have at most %d bytes", resourceguard.ErrInvalid, c.Prefix, maxPrefix)
 	case c.Timeout < 0:

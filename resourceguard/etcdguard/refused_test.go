@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/etcd-fence/etcd-fence/coordinator"
 	"github.com/etcd-fence/etcd-fence/resourceguard"
 	"github.com/etcd-fence/etcd-fence/resourceguard/etcdguard"
 	"github.com/etcd-fence/etcd-fence/revisionfence"
@@ -29,11 +30,15 @@ func TestNewRefuses(t *testing.T) {
 		opts   *etcdguard.Options
 		says   string
 	}{
-		"nil client":         {nil, nil, "connection"},
+		"nil client":         {nil, nil, "no etcd client given"},
 		"unconnected client": {clientv3.NewCtxClient(t.Context()), nil, "connection"},
 		"namespaced client":  {namespaced, nil, "kvPrefix"},
 		"fenced client":      {alreadyFenced, nil, "fencedKV"},
-		"mode":               {s.client, &etcdguard.Options{Mode: 1}, "Options.Mode"},
+		"mode":               {s.client, &etcdguard.Options{Mode: 2}, "Options.Mode"},
+		"policy":             {s.client, &etcdguard.Options{Mode: etcdguard.HighWater, Policy: 2}, "Options.Policy"},
+		"policy of Held":     {s.client, &etcdguard.Options{Policy: resourceguard.RejectEqual}, "HighWater"},
+		"resource of Held":   {s.client, &etcdguard.Options{Resource: func(k string) (string, error) { return k, nil }}, "HighWater"},
+		"retention":          {s.client, &etcdguard.Options{KeepOperations: -1}, "Options.KeepOperations"},
 		"prefix":             {s.client, &etcdguard.Options{Prefix: "/etcd-fence"}, "Options.Prefix"},
 		"long prefix":        {s.client, &etcdguard.Options{Prefix: strings.Repeat("x", 1024) + "/"}, "Options.Prefix"},
 		"timeout":            {s.client, &etcdguard.Options{Timeout: -time.Second}, "Options.Timeout"},
@@ -71,6 +76,11 @@ func TestKVRefuses(t *testing.T) {
 		want   error
 	}{
 		"nothing":              {nil, resourceguard.ErrNoToken},
+		"nil grant":            {(*coordinator.Grant)(nil), resourceguard.ErrNoToken},
+		"nil pointer":          {(*grant)(nil), resourceguard.ErrNoToken},
+		"nil function":         {fenceFunc(nil), resourceguard.ErrNoToken},
+		"token alone":          {etcdguard.FromToken(g.token), resourceguard.ErrNoToken},
+		"no token":             {etcdguard.FromToken(nil), resourceguard.ErrNoToken},
 		"no compares":          {grants{}, resourceguard.ErrNoToken},
 		"zero token":           {grant{key: key}, resourceguard.ErrNoToken},
 		"revision 0":           {one(created(key, 0)), resourceguard.ErrNoToken},

@@ -11,6 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/etcd-fence/etcd-fence/internal/etcdonce"
 )
 
 // transaction is one request to etcd.
@@ -34,7 +36,7 @@ func (g *Guard) bounded(ctx context.Context) (context.Context, context.CancelFun
 
 // send sends a transaction that writes once, and one that only reads until it has
 // an answer, as clientv3 does with a Get.
-func (g *Guard) send(ctx context.Context, t transaction) (*clientv3.TxnResponse, error) {
+func (g *Guard) send(ctx context.Context, t transaction, w what) (*clientv3.TxnResponse, error) {
 	var wait *backoff.ExponentialBackOff
 	for {
 		resp, err := g.once.Txn(ctx).If(t.compares...).Then(t.then...).Else(t.otherwise...).Commit()
@@ -53,8 +55,38 @@ func (g *Guard) send(ctx context.Context, t transaction) (*clientv3.TxnResponse,
 		if cause := context.Cause(ctx); errors.Is(cause, errTimeout) {
 			err = fmt.Errorf("%w: %w", cause, err)
 		}
-		return nil, classify(err, t.reads)
+		return nil, w.failed(err, t.reads)
 	}
+}
+
+// what is what an error is about.
+type what struct {
+	key      string // "" where there is none
+	resource string // "" where it says no more than the key
+	reads    bool   // the call, of which this may be a part, writes nothing
+}
+
+func (w what) String() string {
+	switch {
+	case w.key == "":
+		return fmt.Sprintf("resource %q", w.resource)
+	case w.resource == "":
+		return fmt.Sprintf("key %q", w.key)
+	}
+	return fmt.Sprintf("key %q of resource %q", w.key, w.resource)
+}
+
+// failed describes an error of etcd or of a context. A write in doubt is called that:
+// "context deadline exceeded" alone reads as if nothing had happened.
+func (w what) failed(err error, reads bool) error {
+	switch {
+	case etcdonce.Definite(err):
+		return classify(fmt.Errorf("etcdguard: %v: %w", w, err), true)
+	case reads:
+		// Nothing of the write has been sent yet, or there is none.
+		return classify(fmt.Errorf("etcdguard: %v: no answer, and nothing was written: %w", w, err), true)
+	}
+	return classify(fmt.Errorf("etcdguard: %v: outcome unknown: the write may have been applied, or be applied later: %w", w, err), false)
 }
 
 // unavailable is what clientv3 repeats a read for.
