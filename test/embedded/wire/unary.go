@@ -99,6 +99,8 @@ func (w *Wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 		}
 	}
 
+	forCopy := slices.DeleteFunc(slices.Clone(rest), writesToCaller)
+
 	sent, tried := false, false
 	send := func(ctx context.Context) error {
 		tried = true
@@ -107,7 +109,7 @@ func (w *Wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 		return err
 	}
 	sendCopy := func(ctx context.Context, request, reply proto.Message) error {
-		return invoke(ctx, fullMethod, request, reply, cc, rest...)
+		return invoke(ctx, fullMethod, request, reply, cc, forCopy...)
 	}
 	for _, hook := range hooks {
 		inner := send
@@ -138,6 +140,17 @@ func (w *Wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 		f(err)
 	}
 	return err
+}
+
+// writesToCaller says whether the option has gRPC write something into memory of
+// the caller's when the request is over. A copy must not: the caller has been
+// told the end of its own request by then and reads it.
+func writesToCaller(o grpc.CallOption) bool {
+	switch o.(type) {
+	case grpc.PeerCallOption, grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.OnFinishCallOption:
+		return true
+	}
+	return false
 }
 
 // asStatus makes of an error what gRPC would have made of it.

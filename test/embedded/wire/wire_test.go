@@ -3,6 +3,7 @@ package wire_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -244,6 +246,35 @@ func TestPostponedRequestArrivesLate(t *testing.T) {
 	}
 	if !exists(ctx, t, truth, "key") || w.Calls("Txn") != 2 {
 		t.Errorf("it did not arrive twice, but %d times", w.Calls("Txn"))
+	}
+}
+
+// TestACopyLeavesTheCallerAlone fails with the race detector, or by a peer that
+// was never reached: the caller is done when the copy arrives.
+func TestACopyLeavesTheCallerAlone(t *testing.T) {
+	w, client, _, ctx := start(t)
+	late := w.Postpone("Put")
+	var p peer.Peer
+	var header, trailer metadata.MD
+	finished := 0
+	options := []grpc.CallOption{
+		grpc.Peer(&p), grpc.Header(&header), grpc.Trailer(&trailer), grpc.OnFinish(func(error) { finished++ }),
+	}
+	if _, err := pb.NewKVClient(client.ActiveConnection()).Put(ctx, &pb.PutRequest{Key: []byte("key")}, options...); err == nil {
+		t.Error("postponed, and answered")
+	}
+	sent := make(chan error, 1)
+	go func() {
+		_, err := late.Send(ctx)
+		sent <- err
+	}()
+	// What the caller reads now is its own.
+	before := fmt.Sprint(p.Addr, header, trailer, finished)
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+	if after := fmt.Sprint(p.Addr, header, trailer, finished); after != before {
+		t.Errorf("before the copy the caller had %s, after it %s", before, after)
 	}
 }
 
