@@ -2,10 +2,10 @@ package embedded
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -35,8 +35,13 @@ const pause = 20 * time.Millisecond
 type Cluster struct {
 	members []*Member
 	layout  layout
-	logs    *logBuffer
-	tempDir string // removed by Close; empty when the caller chose the directory
+	opts    Options
+	certs   certs       // zero without TLS
+	tls     *tls.Config // nil without TLS
+	// authToken is etcd's flag of that name; empty without authentication.
+	authToken string
+	logs      *logBuffer
+	tempDir   string // removed by Close; empty when the caller chose the directory
 
 	client *clientv3.Client
 	// control is for the cluster's own requests. A test may replace the KV of
@@ -90,7 +95,7 @@ func run(ctx context.Context, opts *Options) (*Cluster, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
-	c := &Cluster{logs: new(logBuffer)}
+	c := &Cluster{opts: *opts, logs: new(logBuffer)}
 	dir := opts.Dir
 	if dir == "" {
 		var err error
@@ -99,120 +104,10 @@ func run(ctx context.Context, opts *Options) (*Cluster, error) {
 		}
 		c.tempDir = dir
 	}
-	if err := c.start(ctx, dir, opts); err != nil {
+	if err := c.start(ctx, dir); err != nil {
 		return c, errors.Join(fmt.Errorf("embedded: start: %w", err), c.Close())
 	}
 	return c, nil
-}
-
-func (c *Cluster) start(ctx context.Context, dir string, opts *Options) error {
-	n := max(opts.Members, 1)
-	for i := range n {
-		c.members = append(c.members, &Member{cluster: c, opts: *opts, index: i, dir: filepath.Join(dir, memberName(i))})
-	}
-	old, err := c.layout.load(dir, n)
-	if err != nil {
-		return err
-	}
-	if err := c.startMembers(ctx, old); err != nil {
-		return err
-	}
-	if err := c.layout.save(dir); err != nil {
-		return err
-	}
-	if c.control, err = clientv3.New(c.ClientConfig()); err != nil {
-		return err
-	}
-	if c.client, err = clientv3.New(c.ClientConfig()); err != nil {
-		return err
-	}
-	// The connections are made by the first request, so this is where the client
-	// becomes ready too. A member serves only shortly after it says it is ready.
-	if err := errors.Join(ready(ctx, c.control), ready(ctx, c.client)); err != nil || n == 1 {
-		return err
-	}
-	return c.together(func(m *Member) error { return m.probe(ctx) })
-}
-
-// startMembers starts all members. Ports are found before they are used, so
-// somebody else may be faster.
-func (c *Cluster) startMembers(ctx context.Context, old bool) error {
-	for {
-		err := c.choosePorts(old)
-		if err == nil {
-			err = c.startOnce(ctx)
-		}
-		if !errors.Is(err, errPortTaken) || ctx.Err() != nil {
-			return err
-		}
-		if err := c.together(func(m *Member) error { return m.reset(ctx, old) }); err != nil {
-			return err
-		}
-		time.Sleep(pause)
-	}
-}
-
-// startOnce starts one member after the other. A new member asks the others
-// whether it is known, and one that listens but does not answer yet would cost
-// it a second.
-func (c *Cluster) startOnce(ctx context.Context) error {
-	for _, m := range c.members {
-		if err := m.start(ctx, true); err != nil {
-			return err
-		}
-	}
-	return c.together(func(m *Member) error { return m.ready(ctx) })
-}
-
-func (c *Cluster) choosePorts(old bool) error {
-	n := len(c.members)
-	peers := 0
-	if n > 1 && !old {
-		peers = n
-	}
-	ports, err := freePorts(n + peers)
-	if err != nil {
-		return err
-	}
-	for i, m := range c.members {
-		m.endpoint.Store(&ports[i])
-	}
-	if peers > 0 {
-		c.layout.Peers = ports[n:]
-	}
-	if n == 1 || c.members[0].opts.Process {
-		return nil
-	}
-	for i, m := range c.members {
-		p, err := newProxy(c.layout.Peers[i])
-		if err != nil {
-			if portTaken(err) {
-				err = fmt.Errorf("%w: %w", errPortTaken, err)
-			}
-			return err
-		}
-		m.peers = p
-	}
-	return nil
-}
-
-// together does something with all members at once.
-func (c *Cluster) together(do func(*Member) error) error {
-	errs := make([]error, len(c.members))
-	var group sync.WaitGroup
-	for i, m := range c.members {
-		group.Go(func() { errs[i] = do(m) })
-	}
-	group.Wait()
-	return errors.Join(errs...)
-}
-
-// ready waits for a linearizable answer: there is a leader, and it serves.
-func ready(ctx context.Context, client *clientv3.Client) error {
-	if _, err := client.Get(ctx, "ready", clientv3.WithCountOnly()); err != nil {
-		return fmt.Errorf("no answer: %w", err)
-	}
-	return nil
 }
 
 // Client returns a connected client that all callers share. The cluster closes
@@ -232,16 +127,35 @@ func (c *Cluster) Endpoints() []string {
 // ClientConfig returns a configuration for a client of one's own, who also
 // closes it. It reconnects within a quarter of a second, where etcd's default
 // would back off for seconds after a restart, and its logs go where the
-// server's go.
+// server's go. It has a certificate with Options.TLS and is root with
+// Options.Auth.
 func (c *Cluster) ClientConfig() clientv3.Config {
 	retry := backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 250 * time.Millisecond}
-	return clientv3.Config{
+	config := clientv3.Config{
 		Endpoints: c.Endpoints(),
 		Logger:    c.logs.logger("client"),
 		DialOptions: []grpc.DialOption{
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: time.Second}),
 		},
 	}
+	if c.tls != nil {
+		config.TLS = c.tls.Clone()
+	}
+	if c.opts.Auth != nil {
+		config.Username, config.Password = rootUser, c.opts.Auth.password()
+		config.DialTimeout = callTimeout // a new client gets its token at once, from whoever is up
+	}
+	return config
+}
+
+// CertFiles returns the paths of a client's certificate, its key and the
+// authority. They are empty without Options.TLS, and the files are there until
+// Close.
+func (c *Cluster) CertFiles() CertFiles {
+	if !c.opts.TLS {
+		return CertFiles{}
+	}
+	return c.certs.client()
 }
 
 // NewClient returns a further client for the length of the test. Each function

@@ -33,6 +33,13 @@
 // [Cluster.MoveLeader] makes another one do so. [Cluster.Proxies] cuts a client
 // off from one member or from all. An election takes 200 ms to 400 ms.
 //
+// # Certificates and passwords
+//
+// Options.TLS makes a throwaway authority and certificates for members and
+// clients; [Cluster.ClientConfig] carries them, and [Cluster.CertFiles] has their
+// paths for a program's flags. Options.Auth turns authentication on; the clients
+// of the cluster are root then, and [Cluster.ClientAs] is anybody else.
+//
 // # Process mode
 //
 // The child is the running binary started again: this package's init finds an

@@ -150,6 +150,7 @@ func (c *Cluster) ask(ctx context.Context, member int, f func(context.Context, *
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	config := c.ClientConfig()
+	config.Context = ctx // with a password, New asks the member already
 	config.Endpoints = []string{c.members[member].Endpoint()}
 	client, err := clientv3.New(config)
 	if err != nil {

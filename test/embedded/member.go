@@ -205,10 +205,15 @@ func (m *Member) run(ctx context.Context) (runner, error) {
 }
 
 func (m *Member) spec() spec {
-	return spec{
+	s := spec{
 		Name: memberName(m.index), Dir: m.dir, Endpoint: m.Endpoint(), Index: m.index, Behind: m.peers != nil,
 		Peers: m.cluster.layout.Peers, Token: m.cluster.layout.Token, Fsync: m.opts.Fsync,
+		Certs: m.cluster.certs.dir,
 	}
+	if m.opts.Auth != nil {
+		s.Auth, s.AuthTTL = m.cluster.authToken, uint(m.opts.Auth.ttl()/time.Second)
+	}
+	return s
 }
 
 func (m *Member) closePeers() {
@@ -245,6 +250,7 @@ func (m *Member) reset(ctx context.Context, keepData bool) error {
 // leader, and it serves.
 func (m *Member) probe(ctx context.Context) error {
 	config := m.cluster.ClientConfig()
+	config.Context = ctx // with a password, New asks the member already
 	config.Endpoints = []string{m.Endpoint()}
 	client, err := clientv3.New(config)
 	if err != nil {

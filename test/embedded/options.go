@@ -26,6 +26,16 @@ type Options struct {
 	// Defaults to false.
 	Process bool
 
+	// TLS makes the members and their clients prove who they are with
+	// certificates of a throwaway authority, see [Cluster.CertFiles]. Members
+	// speak with each other in the clear all the same.
+	// Defaults to false.
+	TLS bool
+
+	// Auth makes the members ask for users and passwords.
+	// Defaults to nil: everybody may do everything.
+	Auth *Auth
+
 	// Fsync makes the member wait for the disk as a real one does. A test gains
 	// nothing from it; a measurement may.
 	// Defaults to false.
@@ -49,6 +59,9 @@ func (o *Options) validate() error {
 	}
 	if o.Members < 0 || o.Members > maxMembers || o.Members > 0 && o.Members%2 == 0 {
 		return fmt.Errorf("embedded: Options.Members is %d, it must be 1, 3, 5 or 7", o.Members)
+	}
+	if o.Auth != nil {
+		return o.Auth.validate()
 	}
 	return nil
 }

@@ -18,12 +18,19 @@ type spec struct {
 	Index    int      // of the member in Peers
 	Behind   bool     // a proxy has the address in Peers, so the member listens elsewhere
 	Token    string   // of the cluster
+	Certs    string   // directory of the certificates; empty without TLS
+	Auth     string   // --auth-token; empty without authentication
+	AuthTTL  uint     // seconds
 	Fsync    bool
 }
 
 // anyPeerPort is the peer address of an only member. Nobody talks to it, so any
 // will do, and it need not be the same after a restart.
 const anyPeerPort = "127.0.0.1:0"
+
+// bcryptCost is the least that there is. Nobody attacks these passwords, and
+// etcd's default makes each of them cost a tenth of a second.
+const bcryptCost = 4
 
 func memberName(i int) string { return fmt.Sprintf("member%d", i) }
 
@@ -36,6 +43,12 @@ func (s *spec) config() *embed.Config {
 	config.InitialClusterToken = s.Token
 
 	client := []url.URL{{Scheme: "http", Host: s.Endpoint}}
+	if s.Certs != "" {
+		client[0].Scheme = "https"
+		files := certs{s.Certs}
+		config.ClientTLSInfo.CertFile, config.ClientTLSInfo.KeyFile = files.file("server"), files.file("server-key")
+		config.ClientTLSInfo.TrustedCAFile, config.ClientTLSInfo.ClientCertAuth = files.file("ca"), true
+	}
 	config.ListenClientUrls, config.AdvertiseClientUrls = client, client
 	peers := s.Peers
 	if len(peers) == 0 {
@@ -59,6 +72,10 @@ func (s *spec) config() *embed.Config {
 	if len(peers) > 1 {
 		config.ElectionMs = 200
 	}
+	if s.Auth != "" {
+		config.AuthToken, config.AuthTokenTTL = s.Auth, s.AuthTTL
+	}
+	config.BcryptCost = bcryptCost
 	config.UnsafeNoFsync = !s.Fsync
 	// The gateway is a client of its own, with connections and goroutines.
 	config.EnableGRPCGateway = false
