@@ -24,6 +24,7 @@ type twins struct {
 	plain, fenced clientv3.KV
 	lease         clientv3.LeaseID
 	base          int64 // revision at the start
+	version       string
 }
 
 func newTwins(t *testing.T) *twins {
@@ -31,7 +32,13 @@ func newTwins(t *testing.T) *twins {
 	tw := &twins{lease: 0x77}
 	const key = "/etcd-fence/locks/l/77-1"
 	for i := range 2 {
-		client := embedded.Start(t, nil).Client()
+		etcd := embedded.Start(t, nil)
+		client := etcd.Client()
+		member, err := client.Status(t.Context(), etcd.Endpoints()[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		tw.version = member.Version
 		lease := pb.NewLeaseClient(client.ActiveConnection())
 		if _, err := lease.LeaseGrant(t.Context(), &pb.LeaseGrantRequest{ID: int64(tw.lease), TTL: 600}); err != nil {
 			t.Fatal(err)
@@ -135,6 +142,12 @@ func TestAnswersLookUnfenced(t *testing.T) {
 		yes           = clientv3.Compare(clientv3.Version("a"), ">", 0)
 		no            = clientv3.Compare(clientv3.Version("a"), "=", 0)
 	)
+	// An etcd 3.5 that is asked for an order that it does not know ends with a
+	// panic, whoever asks: this one refusal is not looked at there.
+	unknownOrder := get("", all, clientv3.WithSort(99, clientv3.SortAscend))
+	if strings.HasPrefix(tw.version, "3.5.") {
+		unknownOrder = get("")
+	}
 	ops := func(o ...clientv3.Op) []clientv3.Op { return o }
 	cmps := func(c ...clientv3.Cmp) []clientv3.Cmp { return c }
 	for _, op := range []clientv3.Op{
@@ -163,7 +176,7 @@ func TestAnswersLookUnfenced(t *testing.T) {
 		// Refusals of etcd.
 		put("", "v"), get(""), del(""), put("a", "v", clientv3.WithIgnoreValue()), put("missing", "", clientv3.WithIgnoreValue()),
 		put("missing", "v", clientv3.WithIgnoreLease()), put("a", "v", clientv3.WithLease(0x99)), get("a", clientv3.WithRev(1<<40)),
-		get("", all, clientv3.WithSort(99, clientv3.SortAscend)), txn(nil, ops(put("a", "1"), put("a", "2")), nil),
+		unknownOrder, txn(nil, ops(put("a", "1"), put("a", "2")), nil),
 		txn(cmps(yes), ops(del("a", clientv3.WithRange("c")), put("b", "2")), nil), txn(cmps(clientv3.Compare(clientv3.Version(""), "=", 0)), nil, nil),
 		txn(nil, ops(put("a", "1"), get("a", clientv3.WithRev(1<<40))), nil),
 	} {
