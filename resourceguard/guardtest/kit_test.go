@@ -66,6 +66,8 @@ var broken = []defect{
 	{fault: "a barrier holds in its own process only", property: "AdvanceHoldsOtherProcessesOff", alone: true},
 	{fault: "a barrier overtakes a write", property: "AdvanceSettlesWhatIsRead", alone: true},
 	{fault: "a barrier overtakes a write", property: "AdvanceSettlesWhatIsRead", form: modelHarness{fast: true}},
+	{fault: "a read overtakes a write", property: "FencedReadSettlesWhatIsRead", alone: true},
+	{fault: "a read overtakes a write", property: "FencedReadSettlesWhatIsRead", form: modelHarness{fast: true}},
 	{fault: "a barrier is two steps", property: "AdvanceIsOneStep", alone: true},
 	{fault: "floors are kept in the process", property: "FloorRaisesAndIsAudited", alone: true},
 	{fault: "a read needs no token", property: "RejectsZeroToken", alone: true},

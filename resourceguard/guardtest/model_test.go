@@ -44,7 +44,7 @@ type modelCell struct {
 	exists     bool
 	stored     resourceguard.Stored
 	owner      string
-	written    revisionfence.Token // of the last write, which a barrier is not
+	noticed    revisionfence.Token // the newest that a write in two steps looks at again
 	operations map[string]modelOperation
 }
 
@@ -282,11 +282,11 @@ func (m *model) write(ctx context.Context, w resourceguard.Write, during func(),
 		during()
 	}
 	effect.on(c)
-	c.written = w.Token
+	c.noticed = w.Token
 	switch before, ok, _ := c.stored.Mark(); {
 	case m.is("deleting is not the one write") && effect.delete && m.config.Policy == resourceguard.RejectEqual:
 		m.setMark(w.Resource, c, mark, w.Owner)
-	case m.is("a barrier overtakes a write") && ok && before.Int64() > w.Token.Int64():
+	case m.is("a barrier overtakes a write", "a read overtakes a write") && ok && before.Int64() > w.Token.Int64():
 	case decision == resourceguard.Raise:
 		m.setMark(w.Resource, c, w.Token, w.Owner)
 	case c.owner == "":
@@ -311,7 +311,7 @@ func (m *model) apart(w resourceguard.Write, effect change) bool {
 		return effect.delete
 	case m.is("the one write is counted afterwards"):
 		return m.config.Policy == resourceguard.RejectEqual
-	case m.is("a barrier overtakes a write"):
+	case m.is("a barrier overtakes a write", "a read overtakes a write"):
 		return m.config.Policy == resourceguard.AcceptEqual && w.Operation.ID == ""
 	}
 	return false
@@ -322,8 +322,8 @@ func (m *model) lookAgain(c *modelCell, w resourceguard.Write) error {
 	newest, _, _ := c.stored.Mark()
 	switch {
 	case m.is("the one write is counted afterwards"):
-	case m.is("a barrier overtakes a write"):
-		newest = c.written
+	case m.is("a barrier overtakes a write", "a read overtakes a write"):
+		newest = c.noticed
 	default:
 		return nil
 	}
@@ -368,7 +368,7 @@ func (m *model) PutLosingAnswer(ctx context.Context, w resourceguard.Write, valu
 }
 
 func (m *model) Get(ctx context.Context, w resourceguard.Write) ([]byte, bool, error) {
-	if err := m.Advance(ctx, w.Resource, w.Token); err != nil {
+	if err := m.advance(ctx, w.Resource, w.Token, m.is("a barrier overtakes a write")); err != nil {
 		switch {
 		case m.is("reads are not checked"):
 		case m.is("a read needs no token") && errors.Is(err, resourceguard.ErrNoToken):
@@ -388,6 +388,11 @@ func (m *model) Get(ctx context.Context, w resourceguard.Write) ([]byte, bool, e
 }
 
 func (m *model) Advance(ctx context.Context, resource string, t revisionfence.Token) error {
+	return m.advance(ctx, resource, t, !m.is("a barrier overtakes a write"))
+}
+
+// advance is a barrier, which a write in two steps may notice.
+func (m *model) advance(ctx context.Context, resource string, t revisionfence.Token, noticed bool) error {
 	if err := m.begin(ctx); err != nil {
 		return err
 	}
@@ -411,6 +416,9 @@ func (m *model) Advance(ctx context.Context, resource string, t revisionfence.To
 		m.own[resource] = resourceguard.MarkOf(mark)
 	default:
 		m.setMark(resource, c, mark, "")
+		if noticed {
+			c.noticed = mark
+		}
 	}
 	return m.refuse(resource, err)
 }
@@ -454,7 +462,7 @@ func (m *model) SetFloor(ctx context.Context, f revisionfence.Mark, reason strin
 	}
 	defer m.store.mu.Unlock()
 	c, rule := m.cell(f.Resource), m.rule(f.Resource)
-	c.written = revisionfence.Token{}
+	c.noticed = revisionfence.Token{}
 	if m.is("a poisoned mark stays") {
 		rule.Ceiling = revisionfence.Token{}
 	}

@@ -53,13 +53,22 @@ func barrierProperties() []Property {
 			Doc:   "a write that was under way when the barrier came must not land after what is read then",
 			Needs: []Capability{Marks},
 			check: func(b *bench) {
-				s := b.open()
-				if slow, ok := s.(SlowPutter); ok {
-					b.settled(s, slow)
-				} else {
-					b.Logf("the subject is no SlowPutter: tried with competing writers only")
-				}
-				b.rounds(s, "settled", briefly, b.settledRound)
+				b.settles("settled", func(s Subject, resource string, g Grant) ([]byte, error) {
+					err := s.Advance(b.ctx, resource, g.Token)
+					value, _ := b.h.Read(b, resource)
+					return value, err
+				})
+			},
+		},
+		{
+			Name:  "FencedReadSettlesWhatIsRead",
+			Doc:   "a read under a token is a barrier: a write that was under way must not land after it",
+			Needs: []Capability{FencedReads},
+			check: func(b *bench) {
+				b.settles("settled by a read", func(s Subject, resource string, g Grant) ([]byte, error) {
+					value, _, err := s.Get(b.ctx, g.Write(resource))
+					return value, err
+				})
 			},
 		},
 		{
@@ -119,15 +128,35 @@ func advanceHoldsOthersOff(b *bench) {
 	b.wantValue(resource, "7+1+1")
 }
 
-// settled holds a write of the old owner up until a newer owner has advanced and
-// read, or has had the time for it.
-func (b *bench) settled(s Subject, slow SlowPutter) {
-	resource, old := b.h.Resource(b, "settled", lock), b.h.Grant(b, lock)
+// reader is a new owner that reads behind a barrier. It may be blocked.
+type reader func(s Subject, resource string, g Grant) ([]byte, error)
+
+func (b *bench) settles(name string, read reader) {
+	s := b.open()
+	patient := func(s Subject, resource string, g Grant) (value []byte, err error) {
+		_, err = retried(b, func() (resourceguard.Result, error) {
+			value, err = read(s, resource, g)
+			return resourceguard.Result{}, err
+		})
+		return value, err
+	}
+	if slow, ok := s.(SlowPutter); ok {
+		b.settled(s, slow, name, patient)
+	} else {
+		b.Logf("the subject is no SlowPutter: tried with competing writers only")
+	}
+	b.rounds(s, name, briefly, func(s Subject, resource string) { b.settledRound(s, resource, patient) })
+}
+
+// settled holds a write of the old owner up until a newer owner has read behind a
+// barrier, or has had the time for it.
+func (b *bench) settled(s Subject, slow SlowPutter, name string, behind reader) {
+	resource, old := b.h.Resource(b, name, lock), b.h.Grant(b, lock)
 	b.put(s, old.Write(resource), "7")
 
 	var once sync.Once
 	var next Grant
-	var read string
+	var read []byte
 	var barrier error
 	done := make(chan struct{})
 	_, err := slow.PutSlowly(b.ctx, old.Write(resource), []byte("5"), func() {
@@ -135,10 +164,7 @@ func (b *bench) settled(s Subject, slow SlowPutter) {
 			go func() {
 				defer close(done)
 				next = b.succeed(old)
-				if barrier = b.advance(b.ctx, s, resource, next); barrier == nil {
-					value, _ := b.h.Read(b, resource)
-					read = string(value)
-				}
+				read, barrier = behind(s, resource, next)
 			}()
 		})
 		wait(b.ctx, done, meanwhile)
@@ -149,19 +175,19 @@ func (b *bench) settled(s Subject, slow SlowPutter) {
 	})
 	wait(b.ctx, done, perProperty)
 	if barrier != nil {
-		b.Fatalf("Advance with the newer token while an older write was held up: %v", barrier)
+		b.Fatalf("the barrier of the newer token while an older write was held up: %v", barrier)
 	}
 	if err != nil && resourceguard.OutcomeOf(err) != resourceguard.NotApplied {
 		b.Errorf("a write that was overtaken by a barrier: %q with outcome %q, want %q", err, resourceguard.OutcomeOf(err), resourceguard.NotApplied)
 	}
-	b.wantValue(resource, read)
+	b.wantValue(resource, string(read))
 	b.put(s, next.Write(resource), newValue)
 	b.end(next)
 }
 
 // settledRound lets an old owner write as fast as it can, a different value each
-// time, while a newer one advances and reads.
-func (b *bench) settledRound(s Subject, resource string) {
+// time, while a newer one reads behind a barrier.
+func (b *bench) settledRound(s Subject, resource string, behind reader) {
 	old := b.h.Grant(b, lock)
 	b.put(s, old.Write(resource), stamp(old.Token))
 	var n atomic.Int64
@@ -170,15 +196,15 @@ func (b *bench) settledRound(s Subject, resource string) {
 		return err
 	})
 	next := b.succeed(old)
-	if err := b.advance(b.ctx, s, resource, next); err != nil {
-		b.Errorf("Advance with the newest token among competitors: %v", err)
+	value, err := behind(s, resource, next)
+	if err != nil {
+		b.Errorf("the barrier of the newest token among competitors: %v", err)
 	}
-	value, _ := b.h.Read(b, resource)
 	takenOver.Store(true)
 	olds.Wait()
 	after, _ := b.h.Read(b, resource)
 	if !bytes.Equal(after, value) {
-		b.Errorf("the new owner advanced and read %q, and then an old write made it %q", value, after)
+		b.Errorf("behind its barrier the new owner read %q, and then an old write made it %q", value, after)
 	}
 	b.end(next)
 }

@@ -1,7 +1,6 @@
 package guardtest
 
 import (
-	"context"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -102,7 +101,7 @@ func (b *bench) advanceRound(s Subject, resource string) {
 		wg.Go(func() {
 			<-begin
 			for range 4 {
-				err := b.advance(b.ctx, s, resource, g)
+				err := b.advance(s, resource, g)
 				if errors.Is(err, resourceguard.ErrStale) {
 					return
 				}
@@ -120,11 +119,9 @@ func (b *bench) advanceRound(s Subject, resource string) {
 }
 
 // advance repeats a barrier that a writer blocked, as its error asks for.
-func (b *bench) advance(ctx context.Context, s Subject, resource string, g Grant) error {
-	for {
-		err := s.Advance(ctx, resource, g.Token)
-		if !errors.Is(err, resourceguard.ErrBlocked) || ctx.Err() != nil {
-			return err
-		}
-	}
+func (b *bench) advance(s Subject, resource string, g Grant) error {
+	_, err := retried(b, func() (resourceguard.Result, error) {
+		return resourceguard.Result{}, s.Advance(b.ctx, resource, g.Token)
+	})
+	return err
 }
