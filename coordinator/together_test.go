@@ -224,14 +224,14 @@ func TestWhoComesDuringAnAttemptAtAllLocksStandsBehind(t *testing.T) {
 	latch := w.Hold("Txn", of(entersAll))
 	result := make(chan *coordinator.Grants, 1)
 	go func() {
-		all, err := c.AcquireAll(within(t, patience), []string{"a", "b"})
+		all, err := c.AcquireAll(within(t, patience), []string{"a", "b", "c"})
 		if err != nil {
 			t.Error(err)
 		}
 		result <- all
 	}()
 	held(t, latch)
-	next, leaver := ask(t, c, "b"), ask(t, c, "a")
+	next, leaver := ask(t, c, "b"), ask(t, c, "c")
 	try := make(chan error, 1)
 	go func() { try <- errOf(c.TryAcquire(within(t, patience), "a")) }()
 	eventually(t, "all wait", func() bool { return coordinator.Waiting(c) == 3 })
