@@ -95,20 +95,19 @@ func changedFields(m *Member) (map[string]any, error) {
 	before, after := s.config(), s.config()
 	m.opts.Config(after)
 	changes := make(map[string]any)
-	typ := reflect.TypeFor[embed.Config]()
-	for i := range typ.NumField() {
-		field := typ.Field(i)
-		if !field.IsExported() {
+	was, is := reflect.ValueOf(before).Elem(), reflect.ValueOf(after).Elem()
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[embed.Config]()) {
+		if !field.IsExported() || len(field.Index) != 1 {
 			continue
 		}
-		was, is := reflect.ValueOf(before).Elem().Field(i).Interface(), reflect.ValueOf(after).Elem().Field(i).Interface()
-		if reflect.DeepEqual(was, is) {
+		old, now := was.FieldByIndex(field.Index).Interface(), is.FieldByIndex(field.Index).Interface()
+		if reflect.DeepEqual(old, now) {
 			continue
 		}
 		switch field.Type.Kind() {
 		case reflect.Bool, reflect.String, reflect.Float64,
 			reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint32, reflect.Uint64:
-			changes[field.Name] = is
+			changes[field.Name] = now
 		default:
 			return nil, fmt.Errorf("%w: Options.Config changes %s, which cannot be handed to a member in another process", ErrUnsupported, field.Name)
 		}

@@ -92,10 +92,14 @@ func run(ctx context.Context, opts *Options) (*Cluster, error) {
 	if opts == nil {
 		opts = new(Options)
 	}
-	if err := opts.validate(); err != nil {
+	o := *opts
+	if o.Binary == "" {
+		o.Binary = os.Getenv(BinaryEnv)
+	}
+	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	c := &Cluster{opts: *opts, logs: new(logBuffer)}
+	c := &Cluster{opts: o, logs: new(logBuffer)}
 	dir := opts.Dir
 	if dir == "" {
 		var err error

@@ -49,5 +49,12 @@
 // the child; one that opens ports or files there would do it twice. The child
 // ends when the parent does, however that ends. Unix only.
 //
+// # Other versions of etcd
+//
+// Options.Binary, or the environment variable ETCD_FENCE_TEST_ETCD for a whole
+// test suite, runs the members from an etcd server program, 3.5 or later, with
+// all that process mode can do. On a Unix other than Linux a program that is
+// paused or running when the test binary is killed is left behind.
+//
 // The package does not import testing, so a program may link it too: see [Run].
 package embedded

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,13 @@ import (
 	"github.com/etcd-fence/etcd-fence/test/embedded"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	_ = os.Unsetenv(embedded.BinaryEnv) // these are the tests of all kinds of members
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		removeProgram()
+		os.Exit(code)
+	}))
+}
 
 // bounded returns a context that ends long before the test binary would.
 func bounded(t *testing.T) context.Context {

@@ -120,7 +120,7 @@ func (m *Member) answers(ctx context.Context) error {
 
 // Pause stops the member's process with SIGSTOP: its sockets stay open, new
 // connections are made by the kernel, and nothing answers. It needs
-// Options.Process, else the error is [ErrUnsupported].
+// Options.Process or Options.Binary, else the error is [ErrUnsupported].
 func (m *Member) Pause() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -185,7 +185,10 @@ func (m *Member) start(ctx context.Context, first bool) error {
 }
 
 func (m *Member) run(ctx context.Context) (runner, error) {
-	if m.opts.Process {
+	switch {
+	case m.opts.Binary != "":
+		return startBinary(ctx, m, m.cluster.logs)
+	case m.opts.Process:
 		return startProcess(ctx, m, m.cluster.logs)
 	}
 	s := m.spec()

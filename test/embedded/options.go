@@ -26,6 +26,14 @@ type Options struct {
 	// Defaults to false.
 	Process bool
 
+	// Binary is the path of an etcd server program that each member runs, version
+	// 3.5 or later, instead of the etcd that is linked into this program. All
+	// that is true of Process is true of it; Config can change what has a flag
+	// in every version. Unix only.
+	// Defaults to the environment variable ETCD_FENCE_TEST_ETCD, so that a
+	// whole test suite can be run against another version, and to none.
+	Binary string
+
 	// TLS makes the members and their clients prove who they are with
 	// certificates of a throwaway authority, see [Cluster.CertFiles]. Members
 	// speak with each other in the clear all the same.
@@ -49,13 +57,18 @@ type Options struct {
 	Config func(*embed.Config)
 }
 
+// BinaryEnv is the environment variable that stands for an Options.Binary that is
+// not set.
+const BinaryEnv = "ETCD_FENCE_TEST_ETCD"
+
 // ErrUnsupported is returned for what a cluster of this kind, or this operating
-// system, cannot do: Pause without Options.Process, Options.Process on Windows.
+// system, cannot do: Pause without Options.Process, Options.Process on Windows, a
+// change of configuration that does not reach a member in another process.
 var ErrUnsupported = errors.New("embedded: not supported")
 
 func (o *Options) validate() error {
-	if o.Process && !processMode {
-		return fmt.Errorf("%w: Options.Process on %s (it needs a Unix)", ErrUnsupported, runtime.GOOS)
+	if (o.Process || o.Binary != "") && !processMode {
+		return fmt.Errorf("%w: Options.Process and Options.Binary on %s (they need a Unix)", ErrUnsupported, runtime.GOOS)
 	}
 	if o.Members < 0 || o.Members > maxMembers || o.Members > 0 && o.Members%2 == 0 {
 		return fmt.Errorf("embedded: Options.Members is %d, it must be 1, 3, 5 or 7", o.Members)

@@ -37,7 +37,7 @@ type childReport struct {
 // process is a member in a child process.
 type process struct {
 	cmd    *exec.Cmd
-	stdin  io.Closer
+	stdin  io.Closer     // nil for a program that does not care
 	exited chan struct{} // closed once the child has been waited for
 	paused bool          // guarded by Member.mu
 
@@ -61,8 +61,6 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), childEnv+"="+string(text))
 	cmd.Stderr = logs
-	cmd.SysProcAttr = childAttributes()
-	cmd.WaitDelay = time.Second
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -73,26 +71,13 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 		return nil, err
 	}
 	cmd.Stdout = childStdout
-
-	p := &process{cmd: cmd, stdin: stdin, exited: make(chan struct{}), isReady: make(chan struct{})}
-	started := make(chan error, 1)
-	go func() {
-		defer close(p.exited)
-		// The death signal is sent when the thread that started the child ends,
-		// so that thread is kept for as long as the child lives.
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		_ = childStdout.Close()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait() // how it ended is seen in its log
-		}
-	}()
-	if err := <-started; err != nil {
+	p, err := spawn(cmd)
+	_ = childStdout.Close()
+	if err != nil {
 		_ = stdout.Close()
 		return nil, err
 	}
+	p.stdin, p.isReady = stdin, make(chan struct{})
 	report := make(chan error, 1)
 	go func() {
 		defer stdout.Close()
@@ -115,6 +100,27 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 		return nil, err
 	}
 	return p, nil
+}
+
+// spawn starts a child that ends with this process.
+func spawn(cmd *exec.Cmd) (*process, error) {
+	cmd.SysProcAttr = childAttributes()
+	cmd.WaitDelay = time.Second
+	p := &process{cmd: cmd, exited: make(chan struct{})}
+	started := make(chan error, 1)
+	go func() {
+		defer close(p.exited)
+		// The death signal is sent when the thread that started the child ends,
+		// so that thread is kept for as long as the child lives.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait() // how it ended is seen in its log
+		}
+	}()
+	return p, <-started
 }
 
 func (p *process) ready(ctx context.Context) error {
@@ -148,6 +154,11 @@ func (p *process) stop(ctx context.Context) error {
 		return p.kill(ctx)
 	}
 	_ = p.stdin.Close() // the child takes the end of its input for the order to stop
+	return p.wait(ctx)
+}
+
+// wait kills what has not ended in time.
+func (p *process) wait(ctx context.Context) error {
 	select {
 	case <-p.exited:
 		return nil
@@ -160,7 +171,9 @@ func (p *process) kill(ctx context.Context) error {
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}
-	_ = p.stdin.Close()
+	if p.stdin != nil {
+		_ = p.stdin.Close()
+	}
 	select {
 	case <-p.exited:
 		return nil

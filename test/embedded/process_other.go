@@ -9,3 +9,7 @@ const processMode = false
 func startProcess(context.Context, *Member, *logBuffer) (runner, error) {
 	return nil, ErrUnsupported
 }
+
+func startBinary(context.Context, *Member, *logBuffer) (runner, error) {
+	return nil, ErrUnsupported
+}

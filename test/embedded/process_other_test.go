@@ -14,6 +14,8 @@ func needsProcess(t *testing.T) {
 	t.Skip("a member in a process of its own needs a Unix")
 }
 
+func removeProgram() {}
+
 func TestProcessModeIsRefused(t *testing.T) {
 	_, err := embedded.Run(t.Context(), &embedded.Options{Process: true})
 	if !errors.Is(err, embedded.ErrUnsupported) {

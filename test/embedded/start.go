@@ -127,7 +127,7 @@ func (c *Cluster) choosePorts(old bool) error {
 	if peers > 0 {
 		c.layout.Peers = ports[n:]
 	}
-	if n == 1 || c.members[0].opts.Process {
+	if n == 1 || c.opts.Process || c.opts.Binary != "" {
 		return nil
 	}
 	for i, m := range c.members {
