@@ -14,6 +14,11 @@
 // every guard. The step is the backend's: a transaction, a script, a conditional
 // write, a mutex.
 //
+// In the words of these packages a token is older or newer than another one of the
+// same lock, and stale once the resource has accepted a newer one: lower than the
+// mark, or equal to it where one write is allowed for each grant. An old owner is
+// one whose grant has ended, whether it knows or not; its token need not be stale yet.
+//
 // # Guarantees
 //
 // For one resource and the lock that guards it, provided that every write goes

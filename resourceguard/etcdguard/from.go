@@ -62,7 +62,13 @@ var (
 //     has been raised after a restore of etcd: see [LockKey.WithEpoch].
 //
 // A Mutex that is unlocked and locked again has the same key and another token:
-// make a new fence. The old one stays refused.
+// make a new fence. The old one stays refused, in mode HighWater once the new one
+// has advanced.
+//
+// Mode HighWater stores marks under Options.Prefix. A coordinator that finds marks
+// there and no epoch record takes the record for lost and refuses to start, so let
+// one make it before the first mark: call the Ping of a coordinator with that
+// prefix once.
 //
 // It fails with [ErrNotHeld] if the Mutex was never locked, is unlocked, or only
 // waits, where a waiter is known by a Header that is missing or older than its

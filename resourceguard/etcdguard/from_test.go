@@ -388,3 +388,11 @@ func TestFromNothing(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// soonAfter is soon for what is done after the test.
+func soonAfter(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
