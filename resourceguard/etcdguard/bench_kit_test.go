@@ -37,22 +37,33 @@ func (s benchSubject) PutBare(ctx context.Context, resource string, value []byte
 	return err
 }
 
-// BenchmarkGuard measures mode Held as every guard is measured.
+// BenchmarkGuard measures each mode as every guard is measured. In mode HighWater each
+// caller has a resource, and so a mark, of its own.
 func BenchmarkGuard(b *testing.B) {
-	guardtest.Benchmark(b, func(b *testing.B) guardtest.Harness {
-		client := embedded.Start(b, &embedded.Options{Fsync: true}).NewClient(b)
-		var g grant
-		return guardtest.Harness{
-			AuthorityChecked: true,
-			Open: func(tb guardtest.TB, _ guardtest.Config) guardtest.Subject {
-				guard := newGuard(tb, client, &etcdguard.Options{LockOf: func(string) (string, error) { return g.token.Lock(), nil }})
-				return benchSubject{client: client, kv: sync.OnceValues(func() (clientv3.KV, error) { return guard.KV(g) })}
-			},
-			Resource: func(_ guardtest.TB, name, _ string) string { return "data/" + name },
-			Grant: func(tb guardtest.TB, lock string) guardtest.Grant {
-				g = acquire(tb, client, lock)
-				return guardtest.Grant{Token: g.token, Owner: g.key}
-			},
-		}
-	})
+	for _, opts := range []etcdguard.Options{
+		{Mode: etcdguard.Held},
+		{Mode: etcdguard.HighWater, Resource: func(key string) (string, error) { return key, nil }},
+	} {
+		b.Run(opts.Mode.String(), func(b *testing.B) {
+			guardtest.Benchmark(b, func(b *testing.B) guardtest.Harness { return benchHarness(b, opts) })
+		})
+	}
+}
+
+func benchHarness(b *testing.B, opts etcdguard.Options) guardtest.Harness {
+	b.Helper()
+	client := embedded.Start(b, &embedded.Options{Fsync: true}).NewClient(b)
+	var g grant
+	opts.LockOf = func(string) (string, error) { return g.token.Lock(), nil }
+	return guardtest.Harness{
+		Open: func(tb guardtest.TB, _ guardtest.Config) guardtest.Subject {
+			guard := newGuard(tb, client, &opts)
+			return benchSubject{client: client, kv: sync.OnceValues(func() (clientv3.KV, error) { return guard.KV(g) })}
+		},
+		Resource: func(_ guardtest.TB, name, _ string) string { return "data/" + name },
+		Grant: func(tb guardtest.TB, lock string) guardtest.Grant {
+			g = acquire(tb, client, lock)
+			return guardtest.Grant{Token: g.token, Owner: g.key}
+		},
+	}
 }
