@@ -157,7 +157,9 @@ func (c *Coordinator) await(ctx context.Context, w *crew) bool {
 
 // Ping reports whether this coordinator can do its work: etcd has a quorum, its
 // lease API works, the epoch record is in order, and the client's user may read
-// and write what lies under the prefix. It takes a lease if there is none yet.
+// and write what lies under the prefix. It takes a lease if there is none yet. An
+// [ErrLost] says that the lease, or what hangs on it, was just found to be gone;
+// asked again, Ping takes another.
 func (c *Coordinator) Ping(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("ping: %w", endOf(ctx))

@@ -130,6 +130,9 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			s.leaseGone()
 			return place{}, errSessionOver
+		case err != nil && etcdonce.Definite(err) && s.over() != nil:
+			// It was the session's end that kept it from being sent, not etcd.
+			return place{}, errSessionOver
 		case err != nil && etcdonce.Definite(err):
 			return place{}, err
 		case err != nil:

@@ -143,6 +143,12 @@ type sessionOver struct{ reason LostReason }
 
 func (e *sessionOver) Error() string { return "the session is over: " + string(e.reason) }
 
+// Is reports whether target is [ErrLost], or [ErrClosed] and the reason: Ping is
+// told of the end of its session by this.
+func (e *sessionOver) Is(target error) bool {
+	return target == ErrLost || target == ErrClosed && e.reason == LostClosed
+}
+
 // over returns why the session ended, nil while it has not.
 func (s *session) over() *sessionOver {
 	var e *sessionOver
