@@ -34,14 +34,15 @@ const pause = 20 * time.Millisecond
 // goroutine that runs the test. [Cluster.Member] has the same with errors.
 type Cluster struct {
 	members []*Member
-	layout  layout
+	layout  Layout
 	opts    Options
 	certs   certs       // zero without TLS
 	tls     *tls.Config // nil without TLS
 	// authToken is etcd's flag of that name; empty without authentication.
 	authToken string
 	logs      *logBuffer
-	tempDir   string // removed by Close; empty when the caller chose the directory
+	dir       string
+	isTemp    bool // dir is removed by Close
 
 	client *clientv3.Client
 	// control is for the cluster's own requests. A test may replace the KV of
@@ -100,15 +101,14 @@ func run(ctx context.Context, opts *Options) (*Cluster, error) {
 		return nil, err
 	}
 	c := &Cluster{opts: o, logs: new(logBuffer)}
-	dir := opts.Dir
-	if dir == "" {
+	if c.dir = o.Dir; c.dir == "" {
 		var err error
-		if dir, err = os.MkdirTemp("", "embedded-etcd-"); err != nil {
+		if c.dir, err = os.MkdirTemp("", "embedded-etcd-"); err != nil {
 			return nil, fmt.Errorf("embedded: %w", err)
 		}
-		c.tempDir = dir
+		c.isTemp = true
 	}
-	if err := c.start(ctx, dir); err != nil {
+	if err := c.start(ctx); err != nil {
 		return c, errors.Join(fmt.Errorf("embedded: start: %w", err), c.Close())
 	}
 	return c, nil
@@ -182,6 +182,10 @@ func (c *Cluster) NewClient(t TB, adjust ...func(*clientv3.Config)) *clientv3.Cl
 
 // Member returns a member by its index, which is 0 for the only one.
 func (c *Cluster) Member(i int) *Member { return c.members[i] }
+
+// Dir returns the directory of the data: that of member 0 is in its member0, and
+// so on.
+func (c *Cluster) Dir() string { return c.dir }
 
 // Logs returns what the members and the clients have logged so far, the newest
 // last. The oldest lines of a very long log are left out.
@@ -264,8 +268,8 @@ func (c *Cluster) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	errs := []error{c.together(func(m *Member) error { return m.close(ctx) })}
-	if c.tempDir != "" {
-		errs = append(errs, os.RemoveAll(c.tempDir))
+	if c.isTemp {
+		errs = append(errs, os.RemoveAll(c.dir))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("embedded: close: %w", err)

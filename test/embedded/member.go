@@ -56,6 +56,13 @@ func (m *Member) Endpoint() string {
 	return ""
 }
 
+// Running says whether the member runs, or is paused.
+func (m *Member) Running() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.running != nil
+}
+
 // Stop shuts the member down. Its clients' connections close. A stopped member
 // stays as it is; a paused one is killed, since it cannot shut down.
 func (m *Member) Stop(ctx context.Context) error { return m.end(ctx, runner.stop) }

@@ -70,7 +70,7 @@ func (o *Options) validate() error {
 	if (o.Process || o.Binary != "") && !processMode {
 		return fmt.Errorf("%w: Options.Process and Options.Binary on %s (they need a Unix)", ErrUnsupported, runtime.GOOS)
 	}
-	if o.Members < 0 || o.Members > maxMembers || o.Members > 0 && o.Members%2 == 0 {
+	if o.Members != 0 && !possible(o.Members) {
 		return fmt.Errorf("embedded: Options.Members is %d, it must be 1, 3, 5 or 7", o.Members)
 	}
 	if o.Auth != nil {
@@ -78,6 +78,10 @@ func (o *Options) validate() error {
 	}
 	return nil
 }
+
+// possible says whether there can be so many members. An even number tolerates
+// no more faults than the odd one below it.
+func possible(n int) bool { return n > 0 && n <= maxMembers && n%2 == 1 }
 
 // maxMembers is what etcd itself recommends as the most.
 const maxMembers = 7

@@ -12,22 +12,22 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-func (c *Cluster) start(ctx context.Context, dir string) error {
+func (c *Cluster) start(ctx context.Context) error {
 	n := max(c.opts.Members, 1)
 	for i := range n {
-		c.members = append(c.members, &Member{cluster: c, opts: c.opts, index: i, dir: filepath.Join(dir, memberName(i))})
+		c.members = append(c.members, &Member{cluster: c, opts: c.opts, index: i, dir: filepath.Join(c.dir, memberName(i))})
 	}
-	old, err := c.layout.load(dir, n)
+	old, err := c.layout.load(c.dir, n)
 	if err != nil {
 		return err
 	}
-	if err := c.secure(dir); err != nil {
+	if err := c.secure(); err != nil {
 		return err
 	}
 	if err := c.startMembers(ctx, old); err != nil {
 		return err
 	}
-	if err := c.layout.save(dir); err != nil {
+	if err := c.layout.Save(c.dir); err != nil {
 		return err
 	}
 	if c.opts.Auth != nil {
@@ -50,12 +50,12 @@ func (c *Cluster) start(ctx context.Context, dir string) error {
 }
 
 // secure makes what Options.TLS and Options.Auth need before the start.
-func (c *Cluster) secure(dir string) (err error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+func (c *Cluster) secure() (err error) {
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return err
 	}
 	if c.opts.TLS {
-		c.certs = certs{filepath.Join(dir, "certs")}
+		c.certs = certs{filepath.Join(c.dir, "certs")}
 		if err := c.certs.make(); err != nil {
 			return err
 		}
@@ -64,7 +64,7 @@ func (c *Cluster) secure(dir string) (err error) {
 		}
 	}
 	if c.opts.Auth != nil {
-		c.authToken, err = c.opts.Auth.prepare(dir)
+		c.authToken, err = c.opts.Auth.prepare(c.dir)
 	}
 	return err
 }
