@@ -19,7 +19,7 @@ import (
 )
 
 // newCertificate writes a certificate and its key into dir. It is good for a
-// server on this machine, for its clients, and as the authority of both.
+// server on this machine, for a client, and as the authority of both.
 func newCertificate(dir string) (cert, key string, err error) {
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -48,15 +48,12 @@ func newCertificate(dir string) (cert, key string, err error) {
 	)
 }
 
-// secured adds a second client address to a member, for TLS, with or without
-// client certificates. The first one stays as it is, for the test itself.
-func secured(cert, key, address string, clients bool) func(*embed.Config) {
+// secured adds a second client address to a member, for TLS without certificates
+// of clients. The first one stays as it is, for the test itself.
+func secured(cert, key, address string) func(*embed.Config) {
 	return func(c *embed.Config) {
 		c.ListenClientUrls = append(c.ListenClientUrls, url.URL{Scheme: "https", Host: address})
 		c.ClientTLSInfo.CertFile, c.ClientTLSInfo.KeyFile = cert, key
-		if clients {
-			c.ClientTLSInfo.ClientCertAuth, c.ClientTLSInfo.TrustedCAFile = true, cert
-		}
 	}
 }
 

@@ -41,10 +41,11 @@ func (c checked) Run() int {
 //	etcd               start an etcd and set $ENDPOINT
 //	etcd slow          the same with the timing of a real member
 //	etcd https         the same with TLS, by the certificate in cert.pem
-//	etcd tls           the same with client certificates too, such as cert.pem and
-//	                   key.pem
-//	etcd auth          the same with authentication, and the users root, worker
-//	                   and reader of the password "secret:1"
+//	etcd tls           the same with certificates on both sides, and set $CACERT,
+//	                   $CERT and $KEY
+//	etcd auth          the same without TLS and with authentication, and the users
+//	                   worker and reader of the password "secret:1"
+//	etcd cluster       three members with both
 //	certificate DIR    make a cert.pem and a key.pem that nobody trusts
 //	keys N PREFIX      want so many keys under the prefix
 //	leases N           want so many leases
@@ -66,29 +67,34 @@ func TestScripts(t *testing.T) {
 				switch kind {
 				case "slow":
 					opts.Config = func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 1000 }
+				case "tls":
+					opts.TLS = true
 				case "auth":
-					opts = quickPasswords()
-				case "https", "tls":
+					opts.Auth = new(embedded.Auth)
+				case "cluster":
+					opts = &embedded.Options{Members: 3, TLS: true, Auth: new(embedded.Auth)}
+				case "https":
 					cert, key, err := newCertificate(ts.MkAbs("."))
 					ts.Check(err)
 					endpoint, err = freeAddress()
 					ts.Check(err)
-					opts.Config = secured(cert, key, endpoint, kind == "tls")
+					opts.Config = secured(cert, key, endpoint)
 				}
 				etcd, err := embedded.Run(t.Context(), opts)
 				ts.Check(err)
 				ts.Defer(func() { ts.Check(etcd.Close()) })
-				client := etcd.Client()
-				if kind == "auth" {
-					client, err = authenticated(t.Context(), etcd)
-					ts.Check(err)
-					ts.Defer(func() { ts.Check(client.Close()) })
+				if opts.Auth != nil {
+					ts.Check(addUsers(t.Context(), etcd.Client()))
 				}
-				*clientOf(ts) = client
+				*clientOf(ts) = etcd.Client()
 				if endpoint == "" {
-					endpoint = etcd.Endpoints()[0]
+					endpoint = strings.Join(etcd.Endpoints(), ",")
 				}
 				ts.Setenv("ENDPOINT", endpoint)
+				files := etcd.CertFiles()
+				ts.Setenv("CACERT", files.CA)
+				ts.Setenv("CERT", files.Cert)
+				ts.Setenv("KEY", files.Key)
 			},
 			"certificate": func(ts *testscript.TestScript, _ bool, args []string) {
 				_, _, err := newCertificate(ts.MkAbs(args[0]))
@@ -121,39 +127,22 @@ func clientOf(ts *testscript.TestScript) **clientv3.Client {
 	return ts.Value("client").(**clientv3.Client)
 }
 
-// quickPasswords keeps etcd from taking a tenth of a second for each password, and
-// seconds under the race detector.
-func quickPasswords() *embedded.Options {
-	return &embedded.Options{Config: func(c *embed.Config) { c.BcryptCost = 4 }}
-}
-
-// authenticated turns authentication on and returns a client that may do anything.
-func authenticated(ctx context.Context, etcd *embedded.Cluster) (*clientv3.Client, error) {
-	const password = "secret:1"
-	client := etcd.Client()
-	everything := clientv3.GetPrefixRangeEnd(prefixes)
+// addUsers adds those who may write below the demo's prefix, and who may not.
+func addUsers(ctx context.Context, root *clientv3.Client) error {
 	var errs []error
-	for role, may := range map[string]clientv3.PermissionType{
+	for user, may := range map[string]clientv3.PermissionType{
 		"worker": clientv3.PermissionType(clientv3.PermReadWrite), "reader": clientv3.PermissionType(clientv3.PermRead),
 	} {
-		_, err := client.RoleAdd(ctx, role)
+		_, err := root.RoleAdd(ctx, user)
 		errs = append(errs, err)
-		_, err = client.RoleGrantPermission(ctx, role, prefixes, everything, may)
+		_, err = root.RoleGrantPermission(ctx, user, prefixes, clientv3.GetPrefixRangeEnd(prefixes), may)
 		errs = append(errs, err)
-	}
-	for _, user := range []string{"root", "worker", "reader"} {
-		_, err := client.UserAdd(ctx, user, password)
+		_, err = root.UserAdd(ctx, user, "secret:1")
 		errs = append(errs, err)
-		_, err = client.UserGrantRole(ctx, user, user)
+		_, err = root.UserGrantRole(ctx, user, user)
 		errs = append(errs, err)
 	}
-	_, err := client.AuthEnable(ctx)
-	if err := errors.Join(append(errs, err)...); err != nil {
-		return nil, err
-	}
-	config := etcd.ClientConfig()
-	config.Username, config.Password = "root", password
-	return clientv3.New(config)
+	return errors.Join(errs...)
 }
 
 func keysUnder(ctx context.Context, client *clientv3.Client, prefix string) (keys []string, err error) {

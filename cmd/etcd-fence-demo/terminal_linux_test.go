@@ -92,12 +92,10 @@ func TestThePasswordIsAskedFor(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			etcd := embedded.Start(t, quickPasswords())
-			root, err := authenticated(t.Context(), etcd)
-			if err != nil {
+			etcd := embedded.Start(t, &embedded.Options{Auth: new(embedded.Auth)})
+			if err := addUsers(t.Context(), etcd.Client()); err != nil {
 				t.Fatal(err)
 			}
-			defer root.Close()
 			master, slave := newTerminal(t)
 			s := startShow(t, etcd, master, slave, "ETCDCTL_USER=worker")
 			s.await("Password of worker: ")
@@ -120,7 +118,7 @@ func TestThePasswordIsAskedFor(t *testing.T) {
 			if !c.shown && strings.Contains(s.text(), strings.TrimSpace(c.typed)) {
 				t.Errorf("the password is in the output:\n%q", s.text())
 			}
-			if keys, err := keysUnder(t.Context(), root, prefixes); err != nil || len(keys) > 0 {
+			if keys, err := keysUnder(t.Context(), etcd.Client(), prefixes); err != nil || len(keys) > 0 {
 				t.Errorf("keys are left: %q, %v", keys, err)
 			}
 		})
