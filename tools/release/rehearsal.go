@@ -159,7 +159,7 @@ func (u *user) use(ctx context.Context, m *mod, out io.Writer) error {
 		if err != nil {
 			return err
 		}
-		steps = append(steps, []string{"mod", "tidy"}, []string{"build", "-o", os.DevNull, "."})
+		steps = append(steps, []string{"get", "."}, []string{"build", "-o", os.DevNull, "."})
 	}
 	for _, name := range commands {
 		steps = append(steps, []string{"install", name + "@" + rehearsed})
