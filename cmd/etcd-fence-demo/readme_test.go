@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -87,4 +88,30 @@ func between(t *testing.T, file, begin, end string) string {
 		t.Fatalf("%s: nothing between %q and %q", file, begin, end)
 	}
 	return code
+}
+
+// The versions that the README calls tested are those that the tests use.
+func TestREADMENamesTheVersions(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, want := range map[string]*regexp.Regexp{
+		"../../go.mod":                    regexp.MustCompile(`(?m)^\s*go\.etcd\.io/etcd/server/v3 v(\S+)$`),
+		"../../test/compat/etcd36/go.mod": regexp.MustCompile(`(?m)^(?:require)?\s*go\.etcd\.io/etcd/server/v3 v(\S+)$`),
+		"../../test/compat/etcd35/go.mod": regexp.MustCompile(`(?m)^(?:require)?\s*go\.etcd\.io/etcd/server/v3 v(\S+)$`),
+	} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := want.FindSubmatch(text)
+		if found == nil {
+			t.Errorf("%s does not require an etcd server", file)
+			continue
+		}
+		if !regexp.MustCompile(`\| [^|]*\b` + regexp.QuoteMeta(string(found[1])) + `\b`).Match(readme) {
+			t.Errorf("%s has etcd %s, which stands in no table of README.md", file, found[1])
+		}
+	}
 }
