@@ -24,7 +24,9 @@ type Hooks struct {
 	AcquireEnd func(ctx context.Context, end AcquireEnd)
 	// ReleaseEnd is called when a Release ends, of Do and of Grants also.
 	ReleaseEnd func(ctx context.Context, end ReleaseEnd)
-	// Lost is called when a grant is lost.
+	// Lost is called when a grant is lost: by another goroutine than that of its
+	// AcquireEnd, and so perhaps before it. A Release that comes later still ends
+	// with a ReleaseEnd.
 	Lost func(lost *LostError)
 	// SessionStart and SessionEnd are called when a session begins and ends.
 	SessionStart func(session SessionInfo)

@@ -256,6 +256,26 @@ func TestFailedBarrierEndsTheSpans(t *testing.T) {
 	}
 }
 
+// TestLossDuringABarrier: the loss is told before the end of the acquire.
+func TestLossDuringABarrier(t *testing.T) {
+	s := start(t)
+	_, err := s.c.Acquire(soon(t), "orders/42", coordinator.Raise(func(ctx context.Context, token revisionfence.Token) error {
+		if err := s.c.Evict(ctx, token, "too slow"); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}))
+	if !errors.Is(err, coordinator.ErrLost) {
+		t.Fatalf("Acquire: %v", err)
+	}
+	for _, name := range []string{"etcd_fence.tenure", "etcd_fence.acquire"} {
+		if span := s.only(t, name); span.Status.Code != codes.Error || !strings.Contains(span.Status.Description, "evicted") {
+			t.Errorf("the status of %s is %v", name, span.Status)
+		}
+	}
+}
+
 // TestLossBeforeTheAcquireEnds: the hook of a loss comes from another goroutine, and
 // so it can come first. The hooks are called by hand here, in that order.
 func TestLossBeforeTheAcquireEnds(t *testing.T) {

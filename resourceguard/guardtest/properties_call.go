@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/etcd-fence/etcd-fence/resourceguard"
+	"github.com/etcd-fence/etcd-fence/revisionfence"
 )
 
 // callProperties are about calls and their answers.
@@ -55,6 +56,12 @@ func cancelledContext(b *bench) {
 		ended(s.Advance(ctx, t.resource, newest.Token), "Advance")
 		_, _, err = s.Mark(ctx, t.resource)
 		ended(err, "Mark")
+	}
+	if !b.lacks(Floors) {
+		ended(s.SetFloor(ctx, revisionfence.Mark{Resource: t.resource, Token: newest.Token}, "too late"), "SetFloor")
+		if got := b.h.Reasons(b, t.resource); len(got) > 0 {
+			b.Errorf("on record for SetFloor are %q, and it failed", got)
+		}
 	}
 	b.wantValue(t.resource, newValue)
 	b.wantMark(s, t.resource, t.new.Token)
