@@ -35,6 +35,8 @@ type entry struct {
 
 	// asked: an attempt of ours, of which no answer came, may have deleted the key.
 	asked bool
+	// far says that the key was far from the front when it was put.
+	far bool
 	// slow says that the acquire took so long, or was answered so unclearly,
 	// that a copy of it may still be under way when the lock is released.
 	slow bool
@@ -138,7 +140,10 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 		case err != nil:
 			return e.settle()
 		case resp.Succeeded:
-			return e.placed(resp.Header.Revision, resp.Responses[1].GetResponseRange().Kvs), nil
+			head := resp.Responses[1].GetResponseRange()
+			// Counted is the whole queue, of which the own key is the last.
+			e.far = head.Count > nearFront+1
+			return e.placed(resp.Header.Revision, head.Kvs), nil
 		}
 
 		session := resp.Responses[0].GetResponseRange().Kvs

@@ -48,7 +48,9 @@ func (q *queue) handOn(old *entry, w *waiter) {
 		q.settleHandOn(old, next)
 	case resp.Succeeded:
 		c.metrics.handOns.Inc()
-		at := next.placed(resp.Header.Revision, resp.Responses[2].GetResponseRange().Kvs)
+		head := resp.Responses[2].GetResponseRange()
+		next.far = head.Count > nearFront+1
+		at := next.placed(resp.Header.Revision, head.Kvs)
 		q.left(old, next, true)
 		if at.owner {
 			q.deliver(next)

@@ -1,6 +1,7 @@
 package coordinator_test
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
@@ -8,6 +9,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcd-fence/etcd-fence/test/embedded/wire"
 )
 
 // A queue that is longer than what one process watches as a whole.
@@ -59,7 +62,7 @@ func far(t *testing.T) (*clientv3.Client, *tally, *asking, []string, func() int)
 	c := newCoordinator(t, client, steady)
 	a := ask(t, c, "orders")
 	queued(t, etcd.Client(), "orders", 16)
-	eventually(t, "the waiter watches its predecessor", func() bool { return txns.of(reads) >= 3 && w.Open("Watch") > 0 })
+	eventually(t, "the waiter watches its predecessor", func() bool { return txns.of(reads) >= 2 && w.Open("Watch") > 0 })
 	return etcd.Client(), txns, a, ahead, func() int {
 		mu.Lock()
 		defer mu.Unlock()
@@ -112,4 +115,57 @@ func TestFarWaiterNoticesThatItsKeyIsGone(t *testing.T) {
 	g := waiter.granted(t)
 	stands(t, client, g)
 	release(t, g)
+}
+
+// For each look at the queue the server reads all of it: who comes last in a long
+// one looks once, and watches no more than it needs.
+func TestComingLastInALongQueueCostsOneLook(t *testing.T) {
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	for i := range 15 {
+		if _, err := etcd.Client().Put(t.Context(), directory("orders")+fmt.Sprintf("foreign-%02d", i), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := newCoordinator(t, client, steady)
+	release(t, acquire(t, c, "warm"))
+	var mu sync.Mutex
+	looks, watches, wide := 0, 0, 0
+	w.OnUnary(func(ctx context.Context, call *wire.Call) error {
+		if txn, ok := call.Request.(*pb.TxnRequest); ok && transaction(call) == reads {
+			mu.Lock()
+			for _, op := range txn.Success {
+				if len(op.GetRequestRange().GetRangeEnd()) > 0 {
+					looks++
+				}
+			}
+			mu.Unlock()
+		}
+		return call.Send(ctx)
+	})
+	w.OnMessage(func(_ context.Context, m *wire.Message) error {
+		if req, ok := m.Payload.(*pb.WatchRequest); ok && m.Sent && req.GetCreateRequest() != nil {
+			mu.Lock()
+			defer mu.Unlock()
+			if watches++; len(req.GetCreateRequest().RangeEnd) > 0 {
+				wide++
+			}
+		}
+		return nil
+	})
+	waiter := ask(t, c, "orders")
+	eventually(t, "it watches", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return watches == 2 && looks > 0
+	})
+	mu.Lock()
+	if looks != 1 || wide != 0 {
+		t.Errorf("%d looks at the whole queue, %d watches of it", looks, wide)
+	}
+	mu.Unlock()
+	if _, err := etcd.Client().Delete(t.Context(), directory("orders")+"foreign", clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	release(t, waiter.granted(t))
 }

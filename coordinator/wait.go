@@ -27,6 +27,9 @@ func (q *queue) await(e *entry) {
 	defer context.AfterFunc(e.s.ctx, cancel)()
 
 	attempt := q.awaitNear
+	if e.far { // a watch of the whole queue would only be given up again
+		attempt, e.far = q.awaitFar, false
+	}
 	for pause := newPause(); ctx.Err() == nil; {
 		owner, err := attempt(ctx, e, pause)
 		switch {
@@ -152,7 +155,7 @@ func (q *queue) awaitOne(ctx context.Context, e *entry, before string, own clien
 		return owner, err
 	}
 	// It may have gone before the watch began.
-	if v, err := q.readPlace(ctx, e, true); err != nil || v.before != before {
+	if still, err := q.stillBehind(ctx, e, before); err != nil || !still {
 		return false, err
 	}
 	for {
@@ -196,8 +199,8 @@ type view struct {
 	owner    bool
 	far      bool // more than nearFront keys stand ahead
 	revision int64
-	front    []*mvccpb.KeyValue // the first keys, at most nearFront+2
-	before   string             // the key just ahead, if it was asked for
+	front    []*mvccpb.KeyValue // the first keys, at most nearFront+2; or those just ahead
+	before   string             // the key just ahead, if that was asked for
 }
 
 // readPlace is the one read that decides whether the entry owns the lock.
@@ -214,8 +217,10 @@ func (q *queue) readPlace(ctx context.Context, e *entry, before bool) (view, err
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(nearFront+2)),
 	}
 	if before {
-		ops = append(ops, clientv3.OpGet(q.directory, clientv3.WithPrefix(), clientv3.WithMaxCreateRev(e.create-1),
-			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(1), clientv3.WithKeysOnly()))
+		// Those just ahead in place of those in front. For each range the server
+		// reads the whole queue, so it is not asked for both.
+		ops[2] = clientv3.OpGet(q.directory, clientv3.WithPrefix(), clientv3.WithMaxCreateRev(e.create-1),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(nearFront+1), clientv3.WithKeysOnly())
 	}
 	ctx, cancel := context.WithTimeout(ctx, q.c.callTimeout)
 	defer cancel()
@@ -232,11 +237,15 @@ func (q *queue) readPlace(ctx context.Context, e *entry, before bool) (view, err
 		return view{}, s.loseMissing(ctx, e)
 	}
 	v := view{revision: resp.Header.Revision, front: answer(2)}
+	if before {
+		if v.owner = len(v.front) == 0; !v.owner {
+			v.before = string(v.front[0].Key)
+		}
+		v.far = len(v.front) > nearFront
+		return v, nil
+	}
 	v.owner = string(v.front[0].Key) == e.key
 	v.far = len(v.front) > nearFront+1
-	if before && len(answer(3)) > 0 {
-		v.before = string(answer(3)[0].Key)
-	}
 	if !v.owner {
 		q.saw(holderOf(q.lock, s.epoch, v.front[0]))
 	}
