@@ -8,6 +8,24 @@
 //		...
 //	}, coordinator.Raise(barriers...))
 //
+// # What there is
+//
+// [Coordinator.Acquire] waits for a lock, [Coordinator.TryAcquire] does not;
+// [Coordinator.TryAcquireAny] takes the first free one of many, and
+// [Coordinator.AcquireAll] several or none. [Coordinator.Do] runs a function under
+// a lock, and [Coordinator.Lead] one that is to run somewhere for as long as there
+// is work. Their options are [WaitAtMost], [MaxHold], [Reason], [Value] and
+// [Raise]. A [Grant] has the token, says whether it may be relied on, tells with
+// [Grant.Draining] that it will soon not be, and changes with [Grant.SetValue] what
+// it publishes.
+//
+// [Coordinator.Status], [Coordinator.List], [Coordinator.Observe] and
+// [Coordinator.IsCurrent] look at locks; what they return is out of date then, and
+// nothing may be decided by it. [Coordinator.Evict] ends a grant from outside.
+// [Coordinator.Ping] asks whether all is in place, [Coordinator.Health] says how
+// the coordinator is doing without asking. [Options.Directory] joins the locks of
+// other programs, [Options.Hooks] and [Options.Registerer] tell what happens.
+//
 // # Guarantees
 //
 // Every later grant of a lock carries a larger token than every earlier one,
@@ -83,7 +101,8 @@
 //
 // A session whose window closed, or whose key is gone, is over for good: its
 // grants are lost, waiters queue anew with the next session, and the lease is
-// revoked until etcd confirms it, so that a lock is not kept for nobody.
+// revoked until etcd confirms it, so that a lock is not kept for nobody. Where the
+// user of the client may not revoke it, it ends by itself.
 //
 // # Outcomes
 //
@@ -93,6 +112,25 @@
 // copy still under way can apply, and deletes or adopts the lock key. If a
 // caller's context ends before that, it gets [ErrUnsettled] and the settling
 // goes on without it.
+//
+// So the error of a call says which of three is the case. For all ways to acquire:
+//
+//	no error        done: the caller holds the lock
+//	ErrUnsettled    not known yet: the caller does not hold the lock, and a key of
+//	                its may stand in the queue until it has been removed
+//	any other       not done, and nothing of the call stays at etcd
+//
+// For the release of a grant:
+//
+//	no error        done: the lock is free, or has passed on
+//	ErrNotHeld      not done: there was nothing to release any more; the error is a
+//	                *LostError too, which says why
+//	ErrUnsettled    not known yet: the release is tried on in the background, or the
+//	                lock ends with the lease; asking again tells
+//
+// For SetValue and Evict, ErrUnsettled means the same, and any other error that
+// nothing was changed by the call. An [ErrNoAnswer] says that etcd was silent: it is
+// not known then whether somebody holds the lock, but it is not the caller.
 //
 // # What etcd holds
 //
@@ -117,7 +155,7 @@
 //	etcd_fence_grants_leaked_total       grants that became garbage unreleased
 //	etcd_fence_waiters                   goroutines that wait now
 //	etcd_fence_hand_ons_total            locks handed on inside the process
-//	etcd_fence_releases_pending          releases that etcd has not answered yet
+//	etcd_fence_releases_pending          releases that etcd has not answered yet, or refuses
 //	etcd_fence_settles_total             transactions that settled unknown outcomes
 //	etcd_fence_renewal_failures_total    proofs of a lease that failed
 //	etcd_fence_renewal_age_seconds       age of the last successful proof, the oldest
@@ -126,7 +164,8 @@
 // # Costs
 //
 // An acquire without contention is one request and one raft proposal, a release
-// the same; handing a lock on inside a process is one of each for both. A lock
+// the same; so are all free locks of an AcquireAll, and their release. Handing a
+// lock on inside a process is one of each for both. A lock
 // that passes to another process costs that one a watch event, and a read if it
 // has waited for more than a second.
 // Waiting costs one goroutine, the caller's own, and one read for each process,
