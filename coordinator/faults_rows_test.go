@@ -166,6 +166,7 @@ func TestFaultsThatCanBeUndone(t *testing.T) {
 		{name: "cut off for less than the lease", ttl: 6 * time.Second, cause: cut},
 		{name: "cut off and reset", ttl: 6 * time.Second, cause: cutAndReset, reads: maybe, writes: maybe},
 		cutForLong,
+		{name: "holder killed", cause: killHolders, holderDies: true},
 	} {
 		f.strike(t, s)
 	}

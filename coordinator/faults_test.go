@@ -89,8 +89,13 @@ type scene struct {
 	other *coordinator.Coordinator // of another process
 	opts  coordinator.Options      // of c
 
+	// mortal is the process that holds the locks, if that is to die.
+	mortal  *mortal
+	mortals []*mortal // of all modes
+
 	mu     sync.Mutex
 	grants map[string][]*coordinator.Grant // of each lock, in order
+	dead   map[string]*deadGrant           // of each lock, before them
 	guard  *etcdguard.Guard
 }
 
@@ -115,6 +120,11 @@ func (s *scene) granted(g *coordinator.Grant) error {
 		}
 		if order, err := g.Token().Compare(earlier.Token()); err != nil || order <= 0 {
 			return fmt.Errorf("token %s after %s: %w", g.Token(), earlier.Token(), err)
+		}
+	}
+	if dead := s.dead[g.Lock()]; dead != nil {
+		if order, err := g.Token().Compare(dead.token); err != nil || order <= 0 {
+			return fmt.Errorf("token %s after %s: %w", g.Token(), dead.token, err)
 		}
 	}
 	s.grants[g.Lock()] = append(s.grants[g.Lock()], g)
@@ -147,6 +157,11 @@ func (h holding) leave(t *testing.T) {
 // hold has another process hold a lock.
 func (s *scene) hold(t *testing.T, lock string) holding {
 	t.Helper()
+	if s.mortal != nil {
+		dead := s.mortal.hold(t, lock)
+		s.dead[lock] = dead
+		return holding{token: dead.token}
+	}
 	g := acquire(t, s.other, lock)
 	if err := s.granted(g); err != nil {
 		t.Error(err)
@@ -172,16 +187,22 @@ func (s *scene) free(t *testing.T, lock string) {
 		t.Error(err)
 	}
 	s.mu.Lock()
-	grants := s.grants[lock]
+	var writers []etcdguard.Fenced
+	for _, writer := range s.grants[lock] {
+		writers = append(writers, writer)
+	}
+	if dead := s.dead[lock]; dead != nil {
+		writers = append(writers, dead)
+	}
 	s.mu.Unlock()
-	for _, writer := range grants {
+	for _, writer := range writers {
 		kv, err := s.guard.KV(writer)
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = kv.Put(within(t, patience), "stock/"+lock, writer.Token().String())
-		if writer == g && err != nil || writer != g && !errors.Is(err, resourceguard.ErrStale) {
-			t.Errorf("a write under %s while %s holds the lock: %v", writer.Token(), g.Token(), err)
+		_, err = kv.Put(within(t, patience), "stock/"+lock, g.Token().String())
+		if now := writer == etcdguard.Fenced(g); now && err != nil || !now && !errors.Is(err, resourceguard.ErrStale) {
+			t.Errorf("a write under %v while %s holds the lock: %v", writer.Fence(), g.Token(), err)
 		}
 	}
 	release(t, g)
@@ -254,6 +275,7 @@ func (f fault) strike(t *testing.T, s *scene) {
 		label(t)
 		t.Cleanup(func() { s.nothingLeft(t) })
 		var runs []*run
+		var scenes []*scene
 		for _, mode := range []string{"prefix", "directory"} {
 			at := s.open(t, f, mode)
 			for _, column := range columns {
@@ -265,10 +287,14 @@ func (f fault) strike(t *testing.T, s *scene) {
 				r.cell = column.prepare(t, at, r.lock)
 				runs = append(runs, r)
 			}
-			s = at
+			scenes = append(scenes, at)
 		}
 		prepared := time.Since(start)
 
+		s := scenes[0] // they have everything but the processes in common
+		if s.mortal != nil {
+			s.mortals = []*mortal{s.mortal, scenes[1].mortal}
+		}
 		struck := make(chan struct{})
 		begin := func() {
 			for _, r := range runs {
@@ -320,11 +346,14 @@ func (f fault) strike(t *testing.T, s *scene) {
 // open makes the processes of a scene.
 func (s *scene) open(t *testing.T, f fault, mode string) *scene {
 	t.Helper()
-	at := &scene{fault: f, etcd: s.etcd, truth: s.truth, client: s.client, wire: s.wire, path: s.path, grants: make(map[string][]*coordinator.Grant)}
+	at := &scene{fault: f, etcd: s.etcd, truth: s.truth, client: s.client, wire: s.wire, path: s.path, grants: make(map[string][]*coordinator.Grant), dead: make(map[string]*deadGrant)}
 	at.opts = coordinator.Options{TTL: f.ttl, Identity: "judged"}
 	others := coordinator.Options{TTL: steady.TTL, Identity: "other"}
 	if mode == "directory" {
 		at.opts.Directory, others.Directory = elsewhere, elsewhere
+	}
+	if f.holderDies {
+		at.mortal = newMortal(t, s.etcd, mode)
 	}
 	at.c, at.other = newCoordinator(t, s.client, at.opts), newCoordinator(t, s.truth, others)
 	var err error

@@ -1,0 +1,44 @@
+//go:build unix
+
+package coordinator_test
+
+import (
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcd-fence/etcd-fence/test/embedded"
+)
+
+// Members die, or stop with their sockets open. The process that is judged has
+// its watches and its renewals on the member that is struck.
+func TestFaultsOfMembers(t *testing.T) {
+	etcd := embedded.Start(t, &embedded.Options{Members: 3, Process: true})
+	leader := func(t *testing.T) int { return etcd.Leader(t) }
+	follower := func(t *testing.T) int { return (etcd.Leader(t) + 1) % 3 }
+	for _, f := range []struct {
+		name   string
+		member func(*testing.T) int
+		strike func(embedded.TB, ...int)
+		mend   func(embedded.TB, ...int)
+	}{
+		{"leader killed", leader, etcd.Kill, etcd.Restart},
+		{"connected member killed", follower, etcd.Kill, etcd.Restart},
+		{"leader stopped, and continued as a leader of the past", leader, etcd.Pause, etcd.Resume},
+		{"connected member stopped", follower, etcd.Pause, etcd.Resume},
+	} {
+		victim := f.member(t)
+		s := &scene{etcd: etcd, truth: etcd.Client()}
+		s.client, s.wire = tapped(t, etcd, func(c *clientv3.Config) { c.Endpoints = []string{etcd.Member(victim).Endpoint()} })
+		fault{
+			name: f.name, ttl: 6 * time.Second, reads: maybe, writes: maybe,
+			cause: func(t *testing.T, s *scene) {
+				s.client.SetEndpoints(etcd.Endpoints()...)
+				f.strike(t, victim)
+				etcd.Leader(t) // there is one again
+			},
+			over: func(t *testing.T, _ *scene) { f.mend(t, victim) },
+		}.strike(t, s)
+	}
+}
