@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log"
 	"strconv"
-	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -84,12 +83,10 @@ func ExampleCoordinator_Lead_controller() {
 	defer two.c.Close(ctx)
 
 	leases, awake, late := make(chan clientv3.LeaseID, 1), make(chan struct{}), make(chan error, 1)
-	leading, stop := context.WithCancel(ctx)
-	defer stop()
-	var replicas sync.WaitGroup
-	replicas.Go(func() {
+	ended := make(chan error, 1)
+	go func() {
 		tenure := 0
-		err := one.lead(leading, func(ctx context.Context, g *coordinator.Grant) error {
+		ended <- one.lead(ctx, func(ctx context.Context, g *coordinator.Grant) error {
 			if tenure++; tenure > 1 {
 				return nil
 			}
@@ -107,8 +104,7 @@ func ExampleCoordinator_Lead_controller() {
 			}
 			return err
 		})
-		fmt.Println("replica-1 led again and is done:", err)
-	})
+	}()
 	if err := etcd.ExpireLease(ctx, <-leases); err != nil { // while replica-1 is paused
 		log.Fatal(err)
 	}
@@ -120,7 +116,7 @@ func ExampleCoordinator_Lead_controller() {
 		return err
 	})
 	fmt.Println("replica-2 is done:", err)
-	replicas.Wait()
+	fmt.Println("replica-1 led again and is done:", <-ended)
 	// Output:
 	// replica-1 makes generation 1
 	// replica-2 makes generation 2
