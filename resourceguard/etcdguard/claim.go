@@ -105,11 +105,3 @@ func (g *Guard) resource(op clientv3.Op) (string, error) {
 
 // ownerOf takes an owner as the last segment of the lock key, however it is named.
 func ownerOf(owner, directory string) string { return strings.TrimPrefix(owner, directory) }
-
-// lockKeys finds the lock key of the claim's token, whose name a token alone does
-// not tell.
-func (c *claim) lockKeys() clientv3.Op {
-	n := c.fence.token.Revision()
-	return clientv3.OpGet(c.fence.directory, clientv3.WithPrefix(), clientv3.WithKeysOnly(),
-		clientv3.WithMinCreateRev(n), clientv3.WithMaxCreateRev(n))
-}

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcd-fence/etcd-fence/resourceguard"
@@ -119,7 +117,6 @@ type view struct {
 	epoch    uint16
 	revision int64
 	marks    []mark
-	keys     []*pb.RangeResponse // with the create revision of the token
 	first    []*pb.RangeResponse // of the directory
 	saved    *saved
 
@@ -131,7 +128,7 @@ func (g *Guard) look(ctx context.Context, c call) (view, error) {
 	ops := []clientv3.Op{clientv3.OpGet(g.opts.epoch())}
 	for i := range c.claims {
 		cl := &c.claims[i]
-		ops = append(ops, clientv3.OpGet(g.opts.mark(cl.resource)), cl.lockKeys(), firstIn(cl.fence.directory))
+		ops = append(ops, clientv3.OpGet(g.opts.mark(cl.resource)), firstIn(cl.fence.directory))
 	}
 	if c.saves() {
 		ops = append(ops, clientv3.OpGet(g.opts.op(c.claims[0].resource, c.operation.ID)))
@@ -145,12 +142,11 @@ func (g *Guard) look(ctx context.Context, c call) (view, error) {
 		return view{}, notApplied(err)
 	}
 	for i := range c.claims {
-		r := resp.Responses[1+3*i:]
+		r := resp.Responses[1+2*i:]
 		v.marks = append(v.marks, markIn(r[0].GetResponseRange()))
-		v.keys = append(v.keys, r[1].GetResponseRange())
-		v.first = append(v.first, r[2].GetResponseRange())
+		v.first = append(v.first, r[1].GetResponseRange())
 	}
-	v.saved, v.unreadable = c.savedAt(resp.Responses, 1+3*len(c.claims))
+	v.saved, v.unreadable = c.savedAt(resp.Responses, 1+2*len(c.claims))
 	return v, nil
 }
 
@@ -216,7 +212,7 @@ func (g *Guard) step(c call, v view, i int) (step, error) {
 		if err != nil {
 			return step{}, err
 		}
-		owner := lockKey[len(cl.fence.directory):]
+		owner := ownerOf(lockKey, cl.fence.directory)
 		if target != t {
 			owner = "" // that of the token below is not known
 		}
@@ -241,24 +237,15 @@ func ceiling(t revisionfence.Token, v view) revisionfence.Token {
 	return c
 }
 
-// held returns the lock key of the token, if it is the first of its queue. The key of
-// a waiter exists as well, and must not pass.
+// held returns the lock key of the token, which has to be the first of its queue:
+// that of a waiter exists as well, and must not pass. A token alone does not tell the
+// name, and the queue does.
 func (c *claim) held(t revisionfence.Token, v view, i int) (string, error) {
-	owner := ownerIn(v.first[i], t.Lock(), v.epoch)
-	found := slices.IndexFunc(v.keys[i].GetKvs(), func(kv *mvccpb.KeyValue) bool {
-		return c.fence.key == "" || string(kv.Key) == c.fence.key
-	})
-	if owner != t || found < 0 {
-		return "", &endedError{
-			StaleError: &resourceguard.StaleError{Presented: t, Accepted: owner},
-			directory:  c.fence.directory,
-		}
+	if owner := ownerIn(v.first[i], t.Lock(), v.epoch); owner != t {
+		return "", &endedError{&resourceguard.StaleError{Presented: t, Accepted: owner}, c.fence.directory}
 	}
-	key := string(v.keys[i].Kvs[found].Key)
-	if leaf := strings.TrimPrefix(key, c.fence.directory); c.fence.owner != "" && leaf != c.fence.owner {
-		return "", fmt.Errorf("%w: token %s is that of %q in etcd, %q was presented", resourceguard.ErrOwnerMismatch, t, leaf, c.fence.owner)
-	}
-	return key, nil
+	key := string(v.first[i].Kvs[0].Key)
+	return key, resourceguard.CheckOwner(ownerOf(key, c.fence.directory), c.fence.owner)
 }
 
 // carryOut sends a plan. It is not done if what the plan was made from has changed.

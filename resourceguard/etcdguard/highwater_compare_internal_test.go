@@ -176,7 +176,11 @@ func TestQueueCompareIsNeeded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		v.first = v.keys
+		key, err := b.client.Get(t.Context(), f.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.first = []*pb.RangeResponse{(*pb.RangeResponse)(key)}
 		p, err := g.decide(c, v)
 		if err != nil {
 			t.Fatal(err)
