@@ -87,21 +87,25 @@ func (kv *fencedKV) Do(ctx context.Context, op clientv3.Op) (clientv3.OpResponse
 	if err != nil {
 		return clientv3.OpResponse{}, err
 	}
-	// An answer inside of a transaction has no header but the revision; that of
-	// the transaction says the same and is complete.
+	return single(op, resp), nil
+}
+
+// single is the answer to the only operation of a transaction. Inside of one it has no
+// header but the revision; that of the transaction says the same and is complete.
+func single(op clientv3.Op, resp *clientv3.TxnResponse) clientv3.OpResponse {
 	switch r := resp.Responses[0]; {
 	case op.IsPut():
 		put := r.GetResponsePut()
 		put.Header = resp.Header
-		return (*clientv3.PutResponse)(put).OpResponse(), nil
+		return (*clientv3.PutResponse)(put).OpResponse()
 	case op.IsDelete():
 		del := r.GetResponseDeleteRange()
 		del.Header = resp.Header
-		return (*clientv3.DeleteResponse)(del).OpResponse(), nil
+		return (*clientv3.DeleteResponse)(del).OpResponse()
 	default:
 		get := r.GetResponseRange()
 		get.Header = resp.Header
-		return (*clientv3.GetResponse)(get).OpResponse(), nil
+		return (*clientv3.GetResponse)(get).OpResponse()
 	}
 }
 
