@@ -97,6 +97,10 @@ cross: ## Check that everything, tests included, compiles for Windows and macOS
 	$(call each,$(OURS),CGO_ENABLED=0 GOOS=windows GOARCH=amd64 go vet ./...)
 	$(call each,$(OURS),CGO_ENABLED=0 GOOS=darwin GOARCH=arm64 go vet ./...)
 
+.PHONY: api
+api: ## Write the exported API of each module into its golden file
+	CGO_ENABLED=0 go test ./internal/api -update
+
 .PHONY: overlay-check
 overlay-check: ## Check that the demo fails when the guard does not compare
 	sh .ci/overlay-check

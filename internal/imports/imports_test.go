@@ -51,6 +51,7 @@ var rules = []rule{
 	}},
 	{pkg: "internal/etcdonce", imports: []string{etcdAPI, etcdClient, grpc, protobuf}},
 	{pkg: "internal/imports", testing: true},
+	{pkg: "internal/api", testing: true},
 	{pkg: "test/embedded", imports: []string{etcdAPI, etcdClient, "go.etcd.io/etcd/server/v3", grpc, protobuf, "go.uber.org/zap", "golang.org/x/sys"}},
 	{pkg: "cmd", imports: []string{
 		"revisionfence", "resourceguard", "resourceguard/etcdguard", "coordinator", "test/embedded",
