@@ -18,7 +18,7 @@ GOLANGCI := $(CURDIR)/.tools/golangci-lint
 
 # A directory is a module if it has a go.mod. Those that are not in go.work have
 # requirements that would change the versions which the others are built with.
-MODULES := $(patsubst %/go.mod,%,$(sort $(shell find . -name go.mod -not -path './.*' -not -path '*/testdata/*')))
+MODULES := $(sort $(patsubst %/go.mod,%,$(shell find . -name go.mod -not -path './.*' -not -path '*/testdata/*')))
 # Nobody imports these: the tools, and servers of other versions for the tests.
 OURS := $(filter-out ./tools ./test/compat/%,$(MODULES))
 
