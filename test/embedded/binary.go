@@ -114,10 +114,11 @@ func startBinary(ctx context.Context, m *Member, logs *logBuffer) (runner, error
 	return p, nil
 }
 
-// serving waits until peers can reach it.
+// serving waits until peers can reach it. An only member is waited for: it may
+// yet find its port taken.
 func (p *program) serving(ctx context.Context) error {
 	if p.peer == "" {
-		return nil
+		return p.ready(ctx)
 	}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Second}
 	return p.unlessExited(ctx, func(ctx context.Context) error {

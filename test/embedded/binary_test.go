@@ -117,6 +117,10 @@ func TestAProgramIsAMember(t *testing.T) {
 	}
 }
 
+func TestAProgramWaitsForItsPort(t *testing.T) {
+	restartWaitsForItsPort(t, &embedded.Options{Binary: etcdProgram(t)})
+}
+
 func TestProgramsAreACluster(t *testing.T) {
 	etcd := startThree(t, &embedded.Options{Binary: etcdProgram(t), TLS: true, Auth: &embedded.Auth{JWT: true}})
 	ctx := bounded(t)

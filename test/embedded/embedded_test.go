@@ -3,6 +3,7 @@ package embedded_test
 import (
 	"context"
 	"errors"
+	"net"
 	"net/url"
 	"os"
 	"strings"
@@ -87,6 +88,32 @@ func TestRestartKeepsDataPortAndClients(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestRestartWaitsForItsPort(t *testing.T) {
+	modes(t, func(t *testing.T, opts *embedded.Options) { restartWaitsForItsPort(t, opts) })
+}
+
+func restartWaitsForItsPort(t *testing.T, opts *embedded.Options) {
+	t.Helper()
+	etcd := embedded.Start(t, opts)
+	ctx := bounded(t)
+	etcd.Stop(t)
+	thief, err := net.Listen("tcp", etcd.Endpoints()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- etcd.Member(0).Restart(ctx) }()
+	select {
+	case err := <-done:
+		t.Errorf("restarted on a port that is taken: %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	_ = thief.Close()
+	if err := <-done; err != nil {
+		t.Errorf("after the port was given back: %v", err)
+	}
 }
 
 func TestStopDoesNotWaitForStreams(t *testing.T) {
