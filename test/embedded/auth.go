@@ -23,8 +23,9 @@ type Auth struct {
 	RootPassword string
 
 	// TokenTTL is how long the token lives that a client gets for its password,
-	// in whole seconds. A simple token lives on while it is used, and a JWT
-	// ends whatever happens; a client gets a new one by itself in both cases.
+	// in whole seconds. A simple token lives on while it is used. A JWT ends
+	// whatever happens, and up to a second early, since its end is rounded down.
+	// A client gets a new one by itself in both cases.
 	// Defaults to 5 minutes, as in etcd.
 	TokenTTL time.Duration
 

@@ -166,6 +166,12 @@ func (p *program) unlessExited(ctx context.Context, f func(context.Context) erro
 	return err
 }
 
+func (p *program) id() uint64 { return 0 }
+
+func (p *program) cut(context.Context, uint64, bool) error {
+	return fmt.Errorf("%w: Isolate with Options.Binary", ErrUnsupported)
+}
+
 func (p *program) stop(ctx context.Context) error {
 	if p.paused {
 		return p.kill(ctx)

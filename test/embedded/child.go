@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"reflect"
 
@@ -25,27 +24,33 @@ func init() {
 }
 
 // serveChild runs the member until the standard input ends, which it does at the
-// latest with the parent. It reports twice: when it has started, and when it
-// is ready.
+// latest with the parent. It reports when it has started, when it is ready, and
+// when it has done what it was told to.
 func serveChild(text string) int {
 	member, err := startChild(text)
-	if !say(err) {
+	if !say(0, err) {
 		return 1
 	}
-	orders := make(chan struct{})
+	ended := make(chan struct{})
 	go func() {
-		defer close(orders)
-		_, _ = io.Copy(io.Discard, os.Stdin)
+		defer close(ended)
+		for orders := json.NewDecoder(os.Stdin); ; {
+			var order childOrder
+			if err := orders.Decode(&order); err != nil {
+				return
+			}
+			say(0, member.cut(context.Background(), order.Peer, order.Cut))
+		}
 	}()
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		// Several members are ready together or not at all, so that this can end
 		// with an order to stop. Then nobody reads any more.
 		if err := member.ready(ctx); ctx.Err() == nil {
-			say(err)
+			say(member.id(), err)
 		}
 	}()
-	<-orders
+	<-ended
 	cancel()
 	ctx, cancel = context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
@@ -56,12 +61,12 @@ func serveChild(text string) int {
 }
 
 // say reports to the parent, and says whether there is a reason to go on.
-func say(err error) bool {
-	var report childReport
+func say(id uint64, err error) bool {
+	report := childReport{ID: id}
 	if err != nil {
 		report = childReport{Error: err.Error(), PortTaken: portTaken(err)}
 	}
-	line, _ := json.Marshal(report) // a struct of a string and a bool
+	line, _ := json.Marshal(report) // a struct of plain values
 	_, printErr := fmt.Printf("%s\n", line)
 	return printErr == nil && err == nil
 }

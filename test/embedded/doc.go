@@ -31,7 +31,9 @@
 // Options.Members starts a cluster of 3, 5 or 7. Stop, Kill, Restart, Pause and
 // Resume take the indexes of members; [Cluster.Leader] says which one leads, and
 // [Cluster.MoveLeader] makes another one do so. [Cluster.Proxies] cuts a client
-// off from one member or from all. An election takes 200 ms to 400 ms.
+// off from one member or from all, [Cluster.Isolate] a member from the others. An
+// election takes 200 ms to 400 ms. Each of these is an etcd of its own size, so a
+// machine that is busy with other tests may hold an election too many.
 //
 // # Certificates and passwords
 //
@@ -39,6 +41,12 @@
 // clients; [Cluster.ClientConfig] carries them, and [Cluster.CertFiles] has their
 // paths for a program's flags. Options.Auth turns authentication on; the clients
 // of the cluster are root then, and [Cluster.ClientAs] is anybody else.
+//
+// # Snapshots
+//
+// [Cluster.Snapshot] saves one. Package
+// [github.com/etcd-fence/etcd-fence/test/embedded/snapshot], a module of its own,
+// restores it under the clients of a running test or into a new directory.
 //
 // # Process mode
 //

@@ -111,3 +111,18 @@ func (l *local) pause() error {
 func (l *local) resume() error {
 	return fmt.Errorf("%w: a member can be resumed only with Options.Process", ErrUnsupported)
 }
+
+func (l *local) id() uint64 { return uint64(l.etcd.Server.MemberID()) }
+
+func (l *local) cut(_ context.Context, peer uint64, on bool) error {
+	if on {
+		withID(l.etcd.Server.CutPeer, peer)
+	} else {
+		withID(l.etcd.Server.MendPeer, peer)
+	}
+	return nil
+}
+
+// withID spares the import of etcd's type of IDs, which is in a package for
+// etcd's own use.
+func withID[ID ~uint64](f func(ID), id uint64) { f(ID(id)) }

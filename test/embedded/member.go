@@ -31,6 +31,9 @@ type Member struct {
 	mu      sync.Mutex
 	running runner // nil while it is stopped
 	closed  bool
+
+	isolated bool   // Isolate has cut it off
+	id       uint64 // etcd's, once it has been isolated
 }
 
 // runner is a member that runs, in this process or in a child.
@@ -43,6 +46,10 @@ type runner interface {
 	kill(ctx context.Context) error
 	pause() error
 	resume() error
+	// id is etcd's, once it is ready.
+	id() uint64
+	// cut has it drop all that it sends to a peer or receives, or not any more.
+	cut(ctx context.Context, peer uint64, on bool) error
 }
 
 // errPortTaken says that the member's port belongs to somebody else just now.
@@ -108,7 +115,11 @@ func (m *Member) restart(ctx context.Context) error {
 	if err := m.Stop(ctx); err != nil {
 		return err
 	}
-	if err := m.start(ctx, false); err != nil {
+	err := m.letBack(ctx)
+	if err == nil {
+		err = m.start(ctx, false)
+	}
+	if err != nil {
 		return fmt.Errorf("embedded: restart member: %w", err)
 	}
 	return nil
@@ -116,6 +127,9 @@ func (m *Member) restart(ctx context.Context) error {
 
 func (m *Member) answers(ctx context.Context) error {
 	err := m.ready(ctx)
+	if err == nil {
+		err = m.keepOut(ctx)
+	}
 	if err == nil {
 		err = m.probe(ctx)
 	}

@@ -248,3 +248,45 @@ func TestAFaultCostsNoMoreThanAnElection(t *testing.T) {
 		etcd.Restart(t, old)
 	}
 }
+
+func TestAnIsolatedLeaderIsReplacedAndComesBack(t *testing.T) {
+	modes(t, func(t *testing.T, opts *embedded.Options) {
+		etcd := startThree(t, opts)
+		ctx := bounded(t)
+		old := etcd.Leader(t)
+		cut := only(t, etcd, old)
+		put(ctx, t, cut, "before")
+		etcd.Isolate(t, old)
+		leader := etcd.Leader(t)
+		for ; leader == old; leader = etcd.Leader(t) { // nobody knows yet, for an election
+			if ctx.Err() != nil {
+				t.Fatalf("member %d is isolated and leads", old)
+			}
+		}
+		other := only(t, etcd, leader)
+		put(ctx, t, other, "after")
+		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+		defer cancel()
+		if _, err := cut.Put(short, "lost", ""); err == nil {
+			t.Error("an isolated member takes a write")
+		}
+		if !serializable(ctx, t, cut, "before") || serializable(ctx, t, cut, "after") {
+			t.Error("clients do not reach the isolated member, or the others do")
+		}
+		// One that restarts meanwhile is cut off from it just the same, and with
+		// it there is a majority without the isolated one.
+		third := 3 - old - leader
+		etcd.Restart(t, third)
+		put(ctx, t, other, "later")
+		if serializable(ctx, t, cut, "later") {
+			t.Error("the isolated member learns from one that has restarted")
+		}
+		etcd.Rejoin(t, old)
+		if resp, err := cut.Get(ctx, "later"); err != nil || len(resp.Kvs) != 1 {
+			t.Errorf("after Rejoin: %v, %v", resp, err)
+		}
+		etcd.Isolate(t, third)
+		etcd.Restart(t, third) // which ends it
+		put(ctx, t, only(t, etcd, third), "again")
+	})
+}

@@ -27,9 +27,16 @@ type childSpec struct {
 	Changes map[string]any // what Options.Config changed, by field
 }
 
-// childReport is one of the two lines that the child writes to its standard
-// output: when it has started, and when it is ready.
+// childOrder is a line that the child reads from its standard input.
+type childOrder struct {
+	Peer uint64
+	Cut  bool
+}
+
+// childReport is a line that the child writes to its standard output: when it
+// has started, when it is ready, and after each order.
 type childReport struct {
+	ID        uint64 `json:",omitempty"`
 	Error     string `json:",omitempty"`
 	PortTaken bool   `json:",omitempty"`
 }
@@ -37,12 +44,14 @@ type childReport struct {
 // process is a member in a child process.
 type process struct {
 	cmd    *exec.Cmd
-	stdin  io.Closer     // nil for a program that does not care
-	exited chan struct{} // closed once the child has been waited for
-	paused bool          // guarded by Member.mu
+	stdin  io.WriteCloser // nil for a program that does not care
+	exited chan struct{}  // closed once the child has been waited for
+	paused bool           // guarded by Member.mu
 
-	isReady  chan struct{} // closed when readyErr is known
+	isReady  chan struct{} // closed when readyErr and member are known
 	readyErr error
+	member   uint64     // etcd's ID
+	replies  chan error // to orders
 }
 
 func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, error) {
@@ -77,18 +86,25 @@ func startProcess(ctx context.Context, m *Member, logs *logBuffer) (runner, erro
 		_ = stdout.Close()
 		return nil, err
 	}
-	p.stdin, p.isReady = stdin, make(chan struct{})
+	p.stdin, p.isReady, p.replies = stdin, make(chan struct{}), make(chan error)
 	report := make(chan error, 1)
 	go func() {
 		defer stdout.Close()
 		reports := bufio.NewReader(stdout)
-		err := readReport(reports)
+		_, err := readReport(reports)
 		report <- err
 		if err == nil {
-			err = readReport(reports)
+			p.member, err = readReport(reports)
 		}
 		p.readyErr = err
 		close(p.isReady)
+		for err == nil {
+			_, err = readReport(reports)
+			select {
+			case p.replies <- err:
+			case <-p.exited:
+			}
+		}
 	}()
 	select {
 	case err = <-report:
@@ -132,21 +148,44 @@ func (p *process) ready(ctx context.Context) error {
 	}
 }
 
-func readReport(r *bufio.Reader) error {
+func (p *process) id() uint64 { return p.member }
+
+func (p *process) cut(ctx context.Context, peer uint64, on bool) error {
+	if p.paused {
+		return errors.New("the member is paused")
+	}
+	line, err := json.Marshal(childOrder{Peer: peer, Cut: on})
+	if err != nil {
+		return err
+	}
+	if _, err := p.stdin.Write(append(line, '\n')); err != nil {
+		return err
+	}
+	select {
+	case err := <-p.replies:
+		return err
+	case <-p.exited:
+		return errors.New("the member's process has ended")
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func readReport(r *bufio.Reader) (id uint64, err error) {
 	line, err := r.ReadBytes('\n')
 	if err != nil {
-		return errors.New("the member's process ended while it started")
+		return 0, errors.New("the member's process has ended")
 	}
 	var report childReport
 	switch err := json.Unmarshal(line, &report); {
 	case err != nil:
-		return fmt.Errorf("the member's process said %q: %w", line, err)
+		return 0, fmt.Errorf("the member's process said %q: %w", line, err)
 	case report.PortTaken:
-		return fmt.Errorf("%w: %s", errPortTaken, report.Error)
+		return 0, fmt.Errorf("%w: %s", errPortTaken, report.Error)
 	case report.Error != "":
-		return errors.New(report.Error)
+		return 0, errors.New(report.Error)
 	}
-	return nil
+	return report.ID, nil
 }
 
 func (p *process) stop(ctx context.Context) error {
