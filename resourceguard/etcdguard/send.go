@@ -11,8 +11,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/etcd-fence/etcd-fence/internal/etcdonce"
 )
 
 // transaction is one request to etcd.
@@ -80,7 +78,7 @@ func (w what) String() string {
 // "context deadline exceeded" alone reads as if nothing had happened.
 func (w what) failed(err error, reads bool) error {
 	switch {
-	case etcdonce.Definite(err):
+	case refused(err):
 		return classify(fmt.Errorf("etcdguard: %v: %w", w, err), true)
 	case reads:
 		// Nothing of the write has been sent yet, or there is none.
