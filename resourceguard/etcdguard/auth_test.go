@@ -2,6 +2,7 @@ package etcdguard_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -9,6 +10,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcd-fence/etcd-fence/resourceguard"
+	"github.com/etcd-fence/etcd-fence/resourceguard/etcdguard"
 	"github.com/etcd-fence/etcd-fence/test/embedded"
 )
 
@@ -56,4 +58,56 @@ func TestPermissions(t *testing.T) {
 	// The epoch record, which names the owner's epoch in a refusal, may be secret.
 	must(asRoot.Delete(ctx, g.key))
 	wantStale(t, put("enough", "data/k"), resourceguard.StaleError{Resource: "data/k", Presented: g.token})
+}
+
+// TestPermissionsOfHighWater: the directories of the locks and the epoch record are
+// read, marks and the records of operations also written.
+func TestPermissionsOfHighWater(t *testing.T) {
+	etcd := embedded.Start(t, &embedded.Options{Config: func(c *embed.Config) { c.BcryptCost = 4 }})
+	root, ctx := etcd.Client(), t.Context()
+	g := acquire(t, root, "l")
+	must := func(_ any, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	needed := map[string]clientv3.PermissionType{
+		"data/":                            clientv3.PermissionType(clientv3.PermReadWrite),
+		etcdguard.DefaultPrefix + "locks/": clientv3.PermissionType(clientv3.PermRead),
+		etcdguard.DefaultPrefix + "epoch":  clientv3.PermissionType(clientv3.PermRead),
+		etcdguard.DefaultPrefix + "marks/": clientv3.PermissionType(clientv3.PermReadWrite),
+		etcdguard.DefaultPrefix + "ops/":   clientv3.PermissionType(clientv3.PermReadWrite),
+	}
+	must(root.UserAdd(ctx, "root", "secret"))
+	must(root.UserGrantRole(ctx, "root", "root"))
+	users := []string{""}
+	for prefix := range needed {
+		users = append(users, prefix)
+	}
+	for _, without := range users {
+		name := "without " + without
+		must(root.RoleAdd(ctx, name))
+		for prefix, perm := range needed {
+			if prefix != without {
+				must(root.RoleGrantPermission(ctx, name, prefix, clientv3.GetPrefixRangeEnd(prefix), perm))
+			}
+		}
+		must(root.UserAdd(ctx, name, "secret"))
+		must(root.UserGrantRole(ctx, name, name))
+	}
+	must(root.AuthEnable(ctx))
+	for _, without := range users {
+		client := etcd.NewClient(t, func(c *clientv3.Config) { c.Username, c.Password = "without "+without, "secret" })
+		kv := fenced(t, newGuard(t, client, highWater), g)
+		for i := range 2 {
+			_, err := kv.Put(withOperation(ctx, fmt.Sprintf("%q %d", without, i)), "data/k", "v")
+			switch {
+			case without == "" && err != nil:
+				t.Errorf("with all permissions: %v", err)
+			case without != "" && (!errors.Is(err, rpctypes.ErrPermissionDenied) || resourceguard.OutcomeOf(err) != resourceguard.NotApplied):
+				t.Errorf("without %q: %v, want %v", without, err, rpctypes.ErrPermissionDenied)
+			}
+		}
+	}
 }

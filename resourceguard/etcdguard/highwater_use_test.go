@@ -175,6 +175,29 @@ func TestHighWaterCosts(t *testing.T) {
 	}
 }
 
+// TestRefusalByTheMarkCostsOneRequest: the refusal says by itself whose the mark is.
+func TestRefusalByTheMarkCostsOneRequest(t *testing.T) {
+	s := start(t, highWater)
+	a := acquire(t, s.truth, "l")
+	kv := fenced(t, s.guard, a)
+	if _, err := kv.Put(t.Context(), "data", "7"); err != nil {
+		t.Fatal(err)
+	}
+	s.etcd.Expire(t, a)
+	b := acquire(t, s.truth, "l")
+	if err := newGuard(t, s.truth, highWater).Advance(t.Context(), "l", b.token); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the guard has learnt that the mark is another's
+		s.wire.Reset()
+		_, err := kv.Put(t.Context(), "data", "5")
+		wantStale(t, err, resourceguard.StaleError{Resource: "l", Presented: a.token, Accepted: b.token})
+		if n := s.wire.Calls(""); n != 1 {
+			t.Errorf("%d requests, want 1", n)
+		}
+	}
+}
+
 // quietIndex is the raft index once the member has written what it writes at its
 // start: the storage version is the last of that.
 func (s *setup) quietIndex(t *testing.T) uint64 {
