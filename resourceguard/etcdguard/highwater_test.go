@@ -243,6 +243,9 @@ func TestOneWriteSurvivesACrash(t *testing.T) {
 		if err := before(kv, g); err != nil {
 			t.Fatal(err)
 		}
+		if i > 0 { // the owner of the token below is not known
+			s.wantMarkText(t, "l", newToken(t, "l", 0, g.token.Revision()-1).String())
+		}
 		// The write does not get through, and its program ends.
 		lost := s.wire.FailBefore("Txn", 1, wire.When(func(c *wire.Call) bool { return carries(c, "data") }))
 		if _, err := kv.Put(ctx, "data", "lost"); err == nil || lost.Hits() != 1 {
