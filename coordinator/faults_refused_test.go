@@ -59,41 +59,33 @@ func TestFaultOfFullEtcd(t *testing.T) {
 	}.strike(t, struckFrom(t, etcd))
 }
 
-// guarded is a cluster of which every client needs a name.
-func guarded(t *testing.T, tokenTTL uint) (etcd *embedded.Cluster, as func(string) func(*clientv3.Config), root *clientv3.Client) {
+// guarded is a cluster of which every client needs a name, and one that may use
+// locks.
+func guarded(t *testing.T, auth embedded.Auth) (etcd *embedded.Cluster, asUser func(*clientv3.Config)) {
 	t.Helper()
-	etcd = embedded.Start(t, &embedded.Options{Members: 3, Config: func(c *embed.Config) {
-		c.BcryptCost, c.AuthTokenTTL = 4, tokenTTL
-	}})
-	ctx := within(t, patience)
+	etcd = embedded.Start(t, &embedded.Options{Members: 3, Auth: &auth})
+	root, ctx := etcd.Client(), within(t, patience)
 	must := func(_ any, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	c := etcd.Client()
-	must(c.UserAdd(ctx, "root", "secret"))
-	must(c.UserGrantRole(ctx, "root", "root"))
-	must(c.RoleAdd(ctx, "locks"))
+	must(root.RoleAdd(ctx, "locks"))
 	for _, place := range []string{coordinator.DefaultPrefix, "/elsewhere/"} {
-		must(c.RoleGrantPermission(ctx, "locks", place, clientv3.GetPrefixRangeEnd(place), clientv3.PermissionType(clientv3.PermReadWrite)))
+		must(root.RoleGrantPermission(ctx, "locks", place, clientv3.GetPrefixRangeEnd(place), clientv3.PermissionType(clientv3.PermReadWrite)))
 	}
-	must(c.UserAdd(ctx, "locks", "secret"))
-	must(c.UserGrantRole(ctx, "locks", "locks"))
-	must(c.AuthEnable(ctx))
-	as = func(name string) func(*clientv3.Config) {
-		return func(c *clientv3.Config) { c.Username, c.Password = name, "secret" }
-	}
-	return etcd, as, etcd.NewClient(t, as("root"))
+	must(root.UserAdd(ctx, "locks", "secret"))
+	must(root.UserGrantRole(ctx, "locks", "locks"))
+	return etcd, func(c *clientv3.Config) { c.Username, c.Password = "locks", "secret" }
 }
 
 // The password of the user is changed: nothing is permitted any more, all are
 // told so, and with the old password everything works again.
 func TestFaultOfAChangedPassword(t *testing.T) {
-	etcd, as, root := guarded(t, 300)
-	s := &scene{etcd: etcd, truth: root}
-	s.client, s.wire = tapped(t, etcd, as("locks"))
+	etcd, asUser := guarded(t, embedded.Auth{})
+	s := &scene{etcd: etcd, truth: etcd.Client()}
+	s.client, s.wire = tapped(t, etcd, asUser)
 	denied := answer{must: true, with: is(rpctypes.ErrAuthFailed, rpctypes.ErrInvalidAuthToken, coordinator.ErrLost, coordinator.ErrUnsettled)}
 	change := func(to string) func(t *testing.T, s *scene) {
 		return func(t *testing.T, s *scene) {
