@@ -65,6 +65,7 @@ func TestPermissions(t *testing.T) {
 func TestPermissionsOfHighWater(t *testing.T) {
 	etcd := embedded.Start(t, &embedded.Options{Config: func(c *embed.Config) { c.BcryptCost = 4 }})
 	root, ctx := etcd.Client(), t.Context()
+	putEpoch(t, root)
 	g := acquire(t, root, "l")
 	must := func(_ any, err error) {
 		t.Helper()

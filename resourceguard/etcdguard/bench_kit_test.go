@@ -53,6 +53,7 @@ func BenchmarkGuard(b *testing.B) {
 func benchHarness(b *testing.B, opts etcdguard.Options) guardtest.Harness {
 	b.Helper()
 	client := embedded.Start(b, &embedded.Options{Fsync: true}).NewClient(b)
+	putEpoch(b, client)
 	var g grant
 	opts.LockOf = func(string) (string, error) { return g.token.Lock(), nil }
 	return guardtest.Harness{

@@ -20,6 +20,7 @@ import (
 func BenchmarkBesideBare(b *testing.B) {
 	etcd := embedded.Start(b, &embedded.Options{Fsync: true})
 	client := etcd.NewClient(b)
+	putEpoch(b, client)
 	g := acquire(b, client, "l")
 	modes := []clientv3.KV{client, fenced(b, newGuard(b, client, nil), g), fenced(b, newGuard(b, client, highWater), g)}
 	names := []string{"bare", "held", "highwater"}

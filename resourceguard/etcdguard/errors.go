@@ -24,6 +24,11 @@ var (
 	ErrProtectedKey = errors.New("write to the keys of a lock")
 	// ErrFormat is a record of the coordinator that this version cannot read.
 	ErrFormat = errors.New("unreadable record in etcd")
+	// ErrNoEpoch is a prefix without the coordinator's epoch record, where mode
+	// HighWater stores no mark: no coordinator has been there yet, the prefix is
+	// another one than the coordinator's, or the record was lost. Call the Ping of a
+	// coordinator with this prefix once.
+	ErrNoEpoch = errors.New("no epoch record")
 )
 
 // refused reports whether a write that failed with err was certainly not applied.

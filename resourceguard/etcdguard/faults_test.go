@@ -188,6 +188,7 @@ var fencesBy = map[string]func(t *testing.T, client *clientv3.Client, lock strin
 func (s *stage) prepare(t *testing.T, name string) {
 	t.Helper()
 	s.writers = nil
+	putEpoch(t, s.truth)
 	for _, mode := range []etcdguard.Mode{etcdguard.Held, etcdguard.HighWater} {
 		guard := newGuard(t, s.client, &etcdguard.Options{Mode: mode, Directory: jobs})
 		for by, take := range fencesBy {

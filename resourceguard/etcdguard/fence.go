@@ -158,7 +158,8 @@ func ownerIn(first *pb.RangeResponse, lock string, epoch uint16) revisionfence.T
 }
 
 // epochIn reads the epoch record. There is none where no coordinator has been: the
-// lock keys are another program's, and nobody has ever counted an epoch.
+// lock keys are another program's, and nobody has ever counted an epoch. Mode Held
+// stores nothing and can do without.
 func epochIn(record *pb.RangeResponse) (uint16, error) {
 	const knownFormat = 1
 	if len(record.GetKvs()) == 0 {

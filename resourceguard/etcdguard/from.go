@@ -65,10 +65,9 @@ var (
 // make a new fence. The old one stays refused, in mode HighWater once the new one
 // has advanced.
 //
-// Mode HighWater stores marks under Options.Prefix. A coordinator that finds marks
-// there and no epoch record takes the record for lost and refuses to start, so let
-// one make it before the first mark: call the Ping of a coordinator with that
-// prefix once.
+// Mode HighWater stores marks under Options.Prefix, and none before a coordinator has
+// put its epoch record there: call the Ping of a coordinator with that prefix once.
+// Without it every operation fails with [ErrNoEpoch].
 //
 // It fails with [ErrNotHeld] if the Mutex was never locked, is unlocked, or only
 // waits, where a waiter is known by a Header that is missing or older than its

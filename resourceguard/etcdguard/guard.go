@@ -74,7 +74,7 @@ func New(client *clientv3.Client, opts *Options) (*Guard, error) {
 // (see Options.LockOf), with [resourceguard.ErrImplausible] if etcd cannot have
 // issued t yet, with [ErrFormat], and with a [*resourceguard.StaleError] if
 // anybody else or nobody owns the lock, or if the mark is newer. HighWater also
-// fails with [resourceguard.ErrCorruptMark].
+// fails with [resourceguard.ErrCorruptMark] and [ErrNoEpoch].
 func (g *Guard) Advance(ctx context.Context, resource string, t revisionfence.Token) error {
 	if t.IsZero() {
 		return fmt.Errorf("advance %q: %w", resource, resourceguard.ErrNoToken)

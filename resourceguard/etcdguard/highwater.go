@@ -138,6 +138,11 @@ func (g *Guard) look(ctx context.Context, c call) (view, error) {
 		return view{}, err
 	}
 	v := view{revision: resp.Header.Revision}
+	// To a coordinator, marks without an epoch record are the remains of a restore: it
+	// grants nothing. So the first mark waits for the record.
+	if len(resp.Responses[0].GetResponseRange().GetKvs()) == 0 {
+		return view{}, notApplied(fmt.Errorf("%w: %s is missing, call Ping of a coordinator with this prefix first", ErrNoEpoch, g.opts.epoch()))
+	}
 	if v.epoch, err = epochIn(resp.Responses[0].GetResponseRange()); err != nil {
 		return view{}, notApplied(err)
 	}

@@ -57,6 +57,7 @@ func (b *bed) clear() {
 	if _, err := b.client.Delete(b.Context(), DefaultPrefix, clientv3.WithPrefix()); err != nil {
 		b.Fatal(err)
 	}
+	b.put(DefaultPrefix+"epoch", `{"format":1,"epoch":0}`)
 	b.put("data", "8")
 }
 

@@ -40,7 +40,7 @@ func markKey(resource string) string {
 // newHighWaterHarness leaves the ceiling to etcd: the kit asks before anything else
 // is written, so that etcd's revision is the token that it names.
 func newHighWaterHarness(t *testing.T) guardtest.Harness {
-	h := &harness{setup: start(t, nil), locks: make(map[string]string), leases: make(map[string]grant)}
+	h := &harness{setup: start(t, highWater), locks: make(map[string]string), leases: make(map[string]grant)}
 	h.wire.OnUnary(meddle)
 	var mu sync.Mutex
 	last := make(map[string]grant) // by lock

@@ -89,6 +89,14 @@ func acquireIn(t fataler, client *clientv3.Client, lock, dir string) grant {
 	return grant{key: key, token: token, lease: lease.ID}
 }
 
+// putEpoch puts the record that a coordinator makes before it grants anything.
+func putEpoch(t fataler, client *clientv3.Client) {
+	t.Helper()
+	if _, err := client.Put(t.Context(), etcdguard.DefaultPrefix+"epoch", `{"format":1,"epoch":0}`); err != nil {
+		t.Fatalf("epoch record: %v", err)
+	}
+}
+
 func newGuard(t fataler, client *clientv3.Client, opts *etcdguard.Options) *etcdguard.Guard {
 	t.Helper()
 	guard, err := etcdguard.New(client, opts)
@@ -124,6 +132,9 @@ func start(t *testing.T, opts *etcdguard.Options) *setup {
 		c.DialOptions = append(c.DialOptions, s.wire.DialOptions()...)
 	})
 	s.truth = s.etcd.Client()
+	if opts != nil && opts.Mode == etcdguard.HighWater {
+		putEpoch(t, s.truth)
+	}
 	s.guard = newGuard(t, s.client, opts)
 	return s
 }

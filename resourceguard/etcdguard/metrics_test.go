@@ -66,7 +66,7 @@ func TestMetricsAreThoseThatTheDocumentationLists(t *testing.T) {
 
 // TestMetricsCount what several guards of one Registerer did.
 func TestMetricsCount(t *testing.T) {
-	s := start(t, nil)
+	s := start(t, highWater)
 	ctx := t.Context()
 	reg := prometheus.NewRegistry()
 	held := newGuard(t, s.client, &etcdguard.Options{Registerer: reg})

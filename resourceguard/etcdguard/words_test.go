@@ -42,8 +42,10 @@ func TestRefusalByTheLockSaysSo(t *testing.T) {
 			}
 		}
 		// A live grant of a coordinator that was told otherwise.
+		_, err := s.truth.Put(ctx, "/elsewhere/epoch", `{"format":1}`)
+		must(t, err)
 		elsewhere := newGuard(t, s.client, &etcdguard.Options{Mode: opts.Mode, Prefix: "/elsewhere/"})
-		err := elsewhere.Advance(ctx, "l", b.token)
+		err = elsewhere.Advance(ctx, "l", b.token)
 		wantRefused(t, "another prefix", err, resourceguard.ErrStale)
 		says(t, err, `"/elsewhere/locks/l/"`)
 	})
