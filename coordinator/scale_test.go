@@ -106,18 +106,15 @@ func TestManyLocksHeldByOneCoordinator(t *testing.T) {
 func TestManyProcessesWaitForOneLock(t *testing.T) {
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
-	waiting := fewer(1000, 100)
+	waiting := fewer(300, 100)
 	holder := newCoordinator(t, client, steady)
 	g := acquire(t, holder, "orders")
 	asks := make([]*asking, waiting)
 	start := time.Now()
 	for i := range waiting {
 		asks[i] = ask(t, newCoordinator(t, client, identified(fmt.Sprintf("process-%04d", i))), "orders")
-		// In waves: how many can open a session at once is not asked here.
-		if came := i + 1; came%100 == 0 {
-			queued(t, client, "orders", 1+came)
-		}
 	}
+	queued(t, client, "orders", 1+waiting)
 	t.Logf("%d processes wait after %v", waiting, time.Since(start))
 
 	before := w.Calls("Txn")

@@ -56,6 +56,7 @@ var rules = []rule{
 	{pkg: "internal/etcdonce", imports: []string{etcdAPI, etcdClient, grpc, protobuf}},
 	{pkg: "internal/imports", testing: true},
 	{pkg: "internal/api", testing: true},
+	{pkg: "docs", nested: true}, // tests only
 	{pkg: "test/embedded", imports: []string{etcdAPI, etcdClient, "go.etcd.io/etcd/server/v3", grpc, protobuf, "go.uber.org/zap", "golang.org/x/sys"}},
 	{pkg: "test/embedded/snapshot", imports: []string{"test/embedded", "go.etcd.io/etcd/etcdutl/v3", "go.uber.org/zap"}, nested: true},
 	{pkg: "cmd", imports: []string{

@@ -13,9 +13,10 @@ import (
 	"golang.org/x/mod/modfile"
 )
 
-// unreleased are the modules that nobody is to import: the tools, and servers of
-// other versions for our own tests. Names ending in a slash stand for all below.
-var unreleased = []string{"tools", "test/compat/"}
+// unreleased are the modules that nobody is to import: the tools, the tests of the
+// documentation, and servers of other versions for our own tests. Names ending in
+// a slash stand for all below.
+var unreleased = []string{"docs", "tools", "test/compat/"}
 
 // mod is a module of the repository.
 type mod struct {
