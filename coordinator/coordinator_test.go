@@ -43,6 +43,15 @@ func TestMain(m *testing.M) {
 // idle machine.
 const patience = 20 * time.Second
 
+// long keeps a test out of a quick run: one that takes as long as many others
+// together, because it goes through all faults or needs thousands of locks.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("not in a quick run (-short)")
+	}
+}
+
 // steady is for tests that are not about time: nothing expires while they run.
 var steady = coordinator.Options{TTL: time.Minute}
 

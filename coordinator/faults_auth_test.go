@@ -13,6 +13,7 @@ import (
 // Auth tokens live for much less than a lock is held and waited for, and simple
 // ones are lost with a member that restarts (etcd-io/etcd#11954, #12615).
 func TestAuthTokensExpireWhileHoldingAndWaiting(t *testing.T) {
+	long(t)
 	const tokenTTL = 3 * time.Second
 	for name, jwt := range map[string]bool{"simple": false, "JWT": true} {
 		t.Run(name, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 // Members die, or stop with their sockets open. The process that is judged has
 // its watches and its renewals on the member that is struck.
 func TestFaultsOfMembers(t *testing.T) {
+	long(t)
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Process: true})
 	leader := func(t *testing.T) int { return etcd.Leader(t) }
 	follower := func(t *testing.T) int { return (etcd.Leader(t) + 1) % 3 }

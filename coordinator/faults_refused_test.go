@@ -18,6 +18,7 @@ import (
 // etcd has no room: what puts a key is refused at once and says why, what only
 // deletes goes on, and leases are renewed.
 func TestFaultOfFullEtcd(t *testing.T) {
+	long(t)
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Config: func(c *embed.Config) { c.QuotaBackendBytes = 8 << 20 }})
 	full := answer{must: true, with: is(rpctypes.ErrNoSpace)}
 	fault{
@@ -83,6 +84,7 @@ func guarded(t *testing.T, auth embedded.Auth) (etcd *embedded.Cluster, asUser f
 // The password of the user is changed: nothing is permitted any more, all are
 // told so, and with the old password everything works again.
 func TestFaultOfAChangedPassword(t *testing.T) {
+	long(t)
 	etcd, asUser := guarded(t, embedded.Auth{})
 	s := &scene{etcd: etcd, truth: etcd.Client()}
 	s.client, s.wire = tapped(t, etcd, asUser)

@@ -13,6 +13,7 @@ import (
 // The member that the holder and a waiter are connected to is removed from the
 // cluster for good (etcd-io/etcd#8382). Nobody loses anything.
 func TestMemberIsRemovedWhileHoldingAndWaiting(t *testing.T) {
+	long(t)
 	etcd := embedded.Start(t, &embedded.Options{Members: 3})
 	label(t)
 	victim := (etcd.Leader(t) + 1) % 3

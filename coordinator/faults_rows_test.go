@@ -155,6 +155,7 @@ var cutForLong = fault{
 }
 
 func TestFaultsThatCanBeUndone(t *testing.T) {
+	long(t)
 	etcd := embedded.Start(t, &embedded.Options{Members: 3})
 	s := struckFrom(t, etcd)
 	for _, f := range []fault{

@@ -46,6 +46,7 @@ func acquireMany(t *testing.T, c *coordinator.Coordinator, names func(i int) str
 
 // (Not parallel: it leaves nothing of the machine to others.)
 func TestManyLocksHeldByOneCoordinator(t *testing.T) {
+	long(t)
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
 	// The race detector is slow enough to keep a proof of a short lease waiting.
@@ -104,6 +105,7 @@ func TestManyLocksHeldByOneCoordinator(t *testing.T) {
 //
 // (Not parallel: it leaves nothing of the machine to others.)
 func TestManyProcessesWaitForOneLock(t *testing.T) {
+	long(t)
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)
 	waiting := fewer(300, 100)

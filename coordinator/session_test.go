@@ -363,9 +363,7 @@ func TestRaisedTTLIsReported(t *testing.T) {
 // Who holds many locks must not lose them to its own proofs, and its list of
 // keys is not asked for each time.
 func TestSessionOfThousandsOfLocks(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes thousands of locks")
-	}
+	long(t)
 	// Not parallel: it would take the processor from tests about time.
 	etcd := cluster(t, nil)
 	client, w := tapped(t, etcd)

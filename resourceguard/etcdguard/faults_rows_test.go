@@ -79,6 +79,9 @@ func deleteKeys(t *testing.T, s *stage) {
 }
 
 func TestFaultsThatCanBeUndone(t *testing.T) {
+	if testing.Short() {
+		t.Skip("not in a quick run (-short)")
+	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3})
 	s := &stage{etcd: etcd, truth: etcd.Client(), path: etcd.Proxies(t)}
 	s.client = etcd.NewClient(t, func(c *clientv3.Config) { c.Endpoints = s.path.Endpoints() })
@@ -135,6 +138,9 @@ func TestFaultOfFullEtcd(t *testing.T) {
 
 // The password of the user is changed, and changed back.
 func TestFaultOfAChangedPassword(t *testing.T) {
+	if testing.Short() {
+		t.Skip("not in a quick run (-short)")
+	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Config: func(c *embed.Config) { c.BcryptCost = 4 }})
 	c, ctx := etcd.Client(), soon(t)
 	for _, user := range []string{"root", "writer"} {
