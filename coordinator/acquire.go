@@ -79,14 +79,23 @@ func (a *acquiring) waiter() *waiter {
 	}
 }
 
-// ends runs the barriers under the new grant, if there is one.
+// ends runs the barriers under the new grant, if there is one. Nobody is left to
+// release it if one of them fails, or if one of them or a hook panics.
 func (a *acquiring) ends(g *Grant, err error) (*Grant, error) {
 	c := a.c
+	ours := g // until the caller has it
+	defer func() {
+		if ours != nil {
+			_ = ours.releaseQuietly(a.ctx)
+		}
+	}()
 	end := AcquireEnd{Lock: a.lock, Waited: c.now().since(a.start), Err: err}
 	if err == nil {
 		end.Token = g.token
 		c.metrics.waited.Observe(end.Waited.Seconds())
 		if err = g.raise(a.ctx, a.options.barriers); err != nil {
+			ours = nil
+			err = errors.Join(err, g.releaseQuietly(a.ctx))
 			end.Token, end.Err = revisionfence.Token{}, err
 		}
 	}
@@ -94,6 +103,7 @@ func (a *acquiring) ends(g *Grant, err error) (*Grant, error) {
 	if err != nil {
 		return nil, fmt.Errorf("acquire %q: %w", a.lock, err)
 	}
+	ours = nil
 	return g, nil
 }
 
@@ -219,20 +229,13 @@ func (q *queue) waitedForLocked(w *waiter) error {
 	return &BusyError{Lock: w.lock, Holder: h}
 }
 
-// raise runs the barriers under the new grant. Nobody is left to release it if
-// one of them fails, or panics.
-func (g *Grant) raise(ctx context.Context, barriers []func(context.Context, revisionfence.Token) error) (err error) {
+// raise runs the barriers under the new grant.
+func (g *Grant) raise(ctx context.Context, barriers []func(context.Context, revisionfence.Token) error) error {
 	if len(barriers) == 0 {
 		return nil
 	}
 	bound, cancel := g.Bind(ctx)
-	defer cancel()
-	raised := false
-	defer func() {
-		if !raised {
-			err = errors.Join(err, g.releaseQuietly(ctx))
-		}
-	}()
+	defer cancel() // before the lock is given up, if one of them fails
 	for _, barrier := range barriers {
 		if err := barrier(bound, g.token); err != nil {
 			return fmt.Errorf("raise for %s: %w", g.token, err)
@@ -241,7 +244,6 @@ func (g *Grant) raise(ctx context.Context, barriers []func(context.Context, revi
 	if err := g.Err(); err != nil { // barriers can take longer than the lease
 		return fmt.Errorf("raise for %s: %w", g.token, err)
 	}
-	raised = true
 	return nil
 }
 

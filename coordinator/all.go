@@ -258,9 +258,19 @@ func (a *Grants) leaveTogether() {
 			return
 		}
 	}
+	if c.drained {
+		return // the driver's goroutine would not start, and the keys went with the lease
+	}
 	// Whoever drives a queue is the only one who does anything for it at etcd:
-	// for now that is this goroutine, for all of them.
-	ok := c.spawnLocked(func() {
+	// for now that is one goroutine, for all of them. It starts only when all of
+	// the grants have ended: once it has sent the deletes, others may hold the
+	// locks, and ending a grant takes as long as it has contexts under it.
+	for _, g := range a.order {
+		g.entry.q.driving = true
+		g.endLocked(errReleased)
+		g.leaveLocked()
+	}
+	c.spawnLocked(func() {
 		if err := a.deleteAll(); err != nil {
 			c.log.Debug("locks not released together", "locks", len(a.order), "error", err)
 		}
@@ -272,14 +282,6 @@ func (a *Grants) leaveTogether() {
 			q.startLocked()
 		}
 	})
-	if !ok {
-		return
-	}
-	for _, g := range a.order {
-		g.entry.q.driving = true
-		g.endLocked(errReleased)
-		g.leaveLocked()
-	}
 }
 
 func (a *Grants) deleteAll() error {

@@ -1,5 +1,7 @@
 package coordinator
 
+import "context"
+
 // Waiting counts the goroutines that wait for a lock.
 func Waiting(c *Coordinator) int {
 	c.mu.Lock()
@@ -16,4 +18,11 @@ func Beginning(c *Coordinator) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.watches.working
+}
+
+// Relied returns the lock key of the grant that a barrier's context belongs to, and
+// whether that may be relied on.
+func Relied(ctx context.Context) (key string, held func() bool) {
+	h := heldIn(ctx).grant
+	return h.entry.key, func() bool { return h.err() == nil }
 }
