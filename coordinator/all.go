@@ -39,7 +39,7 @@ type Grants struct {
 // its token, and [WaitAtMost] bounds the wait for each. Its errors are those of
 // [Coordinator.Acquire], for one of the locks; what was taken before is given
 // back, and an [ErrUnsettled] is joined if that is not known to be done.
-func (c *Coordinator) AcquireAll(ctx context.Context, locks []string, opts ...AcquireOption) (*Grants, error) {
+func (c *Coordinator) AcquireAll(ctx context.Context, locks []string, opts ...AcquireOption) (_ *Grants, err error) {
 	o, err := optionsOf(opts, false)
 	if err != nil {
 		return nil, fmt.Errorf("acquire all: %w", err)
@@ -57,13 +57,20 @@ func (c *Coordinator) AcquireAll(ctx context.Context, locks []string, opts ...Ac
 		}
 	}
 	all := &Grants{c: c}
+	returned := false
+	defer func() { // also if a barrier or a hook panics
+		if !returned {
+			err = errors.Join(err, all.giveBack(ctx))
+		}
+	}()
 	if err := all.take(ctx, order, o); err != nil {
-		return nil, errors.Join(err, all.giveBack(ctx))
+		return nil, err
 	}
 	if err := all.Err(); err != nil { // lost while the last was granted
-		return nil, errors.Join(fmt.Errorf("acquire all: %w", err), all.giveBack(ctx))
+		return nil, fmt.Errorf("acquire all: %w", err)
 	}
 	all.begin(ctx)
+	returned = true
 	return all, nil
 }
 

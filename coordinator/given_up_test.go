@@ -3,6 +3,7 @@ package coordinator_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -35,20 +36,79 @@ func TestLeaverWhoseKeyIsTakenOverIsSettled(t *testing.T) {
 	release(t, g)
 }
 
-func TestBarrierThatPanicsReleases(t *testing.T) {
+// Nobody else can release what a call has taken that panics, in a barrier or in a
+// hook. The panic goes on.
+func TestCallThatPanicsReleases(t *testing.T) {
 	etcd := cluster(t, nil)
-	c := newCoordinator(t, etcd.NewClient(t), steady)
-	func() {
-		defer func() { _ = recover() }()
-		_, _ = c.Acquire(within(t, patience), "orders", coordinator.Raise(func(context.Context, revisionfence.Token) error { panic("boom") }))
-	}()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	g, err := c.Acquire(ctx, "orders")
-	if err != nil {
-		t.Fatalf("the lock of a call that panicked: %v", err)
+	barrier := coordinator.Raise(func(_ context.Context, token revisionfence.Token) error {
+		if token.Lock() != "a" { // the first of several is held by then
+			panic("boom")
+		}
+		return nil
+	})
+	opts := steady
+	c := newCoordinator(t, etcd.NewClient(t), opts)
+	opts.Hooks.AcquireEnd = func(_ context.Context, end coordinator.AcquireEnd) {
+		if end.Lock != "a" && end.Err == nil {
+			panic("boom")
+		}
 	}
-	release(t, g)
+	hooked := newCoordinator(t, etcd.Client(), opts)
+	other := newCoordinator(t, etcd.Client(), steady)
+	nothing := func(context.Context, *coordinator.Grant) error { return nil }
+	seq := slices.Values([]string{"b"})
+	ctx := within(t, patience)
+
+	for name, call := range map[string]func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption){
+		"Acquire": func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			_, _ = c.Acquire(ctx, "b", opts...)
+		},
+		"TryAcquire": func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			_, _ = c.TryAcquire(ctx, "b", opts...)
+		},
+		"TryAcquireAny": func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			_, _ = c.TryAcquireAny(ctx, seq, opts...)
+		},
+		"Do": func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			_ = c.Do(ctx, "b", nothing, opts...)
+		},
+		"Lead": func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			_ = c.Lead(ctx, "b", nothing, opts...)
+		},
+		"AcquireAll": func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			_, _ = c.AcquireAll(ctx, []string{"a", "b", "c"}, opts...)
+		},
+		"AcquireAll, one by one": func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			g := acquire(t, other, "a")
+			go func() {
+				for c.Health().Waiting == 0 && ctx.Err() == nil {
+					pause()
+				}
+				_ = g.Release(ctx)
+			}()
+			_, _ = c.AcquireAll(ctx, []string{"a", "b", "c"}, opts...)
+		},
+	} {
+		panics := func(c *coordinator.Coordinator, opts ...coordinator.AcquireOption) {
+			t.Helper()
+			func() {
+				defer func() {
+					if r := recover(); r != "boom" {
+						t.Errorf("%s: recovered %v", name, r)
+					}
+				}()
+				call(c, opts...)
+			}()
+			if n := c.Health().Held; n != 0 {
+				t.Errorf("%s: %d locks are held", name, n)
+			}
+			for _, lock := range []string{"a", "b", "c"} {
+				queued(t, etcd.Client(), lock, 0)
+			}
+		}
+		panics(c, barrier)
+		panics(hooked)
+	}
 }
 
 func TestGrantLostDuringABarrierIsNotReturned(t *testing.T) {
