@@ -17,7 +17,9 @@ const anyBatch = 64
 // reads many queues with one request and skips those that this process uses
 // itself, so that many goroutines can share many jobs; workers that start at
 // different places of the list get in each other's way less. With no lock at all
-// it fails with [ErrInvalidOption].
+// it fails with [ErrInvalidOption]. What is more than a lock that is held ends the
+// search: the end of ctx, an [ErrUnsettled], or the error of a barrier, whatever
+// that is.
 func (c *Coordinator) TryAcquireAny(ctx context.Context, locks iter.Seq[string], opts ...AcquireOption) (*Grant, error) {
 	a := anyOf{c: c, opts: opts, batch: make([]string, 0, anyBatch)}
 	if c.Health().Closed {
@@ -32,6 +34,10 @@ func (c *Coordinator) TryAcquireAny(ctx context.Context, locks iter.Seq[string],
 	asked := false
 	for lock := range locks {
 		asked = true
+		// Not every lock is asked for at etcd, and the sequence may be endless.
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("acquire any: %w", endOf(ctx))
+		}
 		directory, err := c.directory(lock)
 		if err != nil {
 			return nil, fmt.Errorf("acquire any: %w", err)
@@ -87,11 +93,12 @@ func (a *anyOf) skip(lock, directory string) bool {
 	return true
 }
 
-// try returns neither a grant nor an error if the lock is not free.
+// try returns neither a grant nor an error if the lock is not free, and nothing
+// else is to be told: an error that is a *BusyError among others says that ctx has
+// ended, that a key may be left, or what a barrier met with.
 func (a *anyOf) try(ctx context.Context, lock string) (*Grant, error) {
 	g, err := a.c.acquire(ctx, lock, true, a.opts)
-	var taken *BusyError
-	if err != nil && errors.As(err, &taken) {
+	if taken, only := errors.Unwrap(err).(*BusyError); only { //nolint:errorlint // see above
 		a.busy = *taken
 		return nil, nil
 	}
@@ -115,8 +122,11 @@ func (a *anyOf) tryBatch(ctx context.Context) (*Grant, error) {
 	read, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
 	resp, err := c.kv.Txn(read).Then(ops...).Commit()
-	if err != nil {
-		return nil, fmt.Errorf("acquire any: %w", answered(ctx, err))
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, fmt.Errorf("acquire any: %w: %w", endOf(ctx), err)
+	case err != nil:
+		return nil, fmt.Errorf("acquire any: %w", ownBound(err))
 	}
 	epoch, err := epochOf(resp.Responses[0].GetResponseRange().Kvs)
 	if err != nil {

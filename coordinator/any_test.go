@@ -11,7 +11,10 @@ import (
 	"testing"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/etcd-fence/etcd-fence/coordinator"
+	"github.com/etcd-fence/etcd-fence/revisionfence"
 	"github.com/etcd-fence/etcd-fence/test/embedded/wire"
 )
 
@@ -136,6 +139,67 @@ func TestTryAcquireAnyReportsMisuse(t *testing.T) {
 	if _, err := c.TryAcquireAny(t.Context(), slices.Values([]string{"a"})); !errors.Is(err, coordinator.ErrClosed) {
 		t.Errorf("closed: %v", err)
 	}
+}
+
+// Only that a lock is held is a reason to look at the next one.
+func TestTryAcquireAnyTellsWhatIsMoreThanBusy(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	other := newCoordinator(t, etcd.Client(), steady)
+	opts := steady
+	opts.CleanupTimeout = 100 * time.Millisecond
+	c := newCoordinator(t, client, opts)
+	var busy *coordinator.BusyError
+
+	guard := acquire(t, other, "guard")
+	_, err := c.TryAcquireAny(within(t, patience), slices.Values([]string{"x", "y"}), coordinator.Raise(func(ctx context.Context, token revisionfence.Token) error {
+		if token.Lock() != "x" {
+			return nil
+		}
+		_, err := c.TryAcquire(ctx, "guard")
+		return err
+	}))
+	if !errors.As(err, &busy) || busy.Holder.Token != guard.Token() {
+		t.Errorf("a barrier found its own lock busy: %v", err)
+	}
+	queued(t, client, "x", 0)
+
+	mine := acquire(t, c, "mine")
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	offered := 0
+	_, err = c.TryAcquireAny(ctx, func(yield func(string) bool) {
+		for offered < 100 && yield(mine.Lock()) {
+			if offered++; offered == 10 {
+				cancel(cause)
+			}
+		}
+	})
+	if !errors.Is(err, cause) || offered > 10 {
+		t.Errorf("the context ended at the 10th lock that this process holds itself, at the %dth: %v", offered, err)
+	}
+
+	// No answer tells whether it was granted, and none comes any more.
+	w.DropReply("Txn", 1, of(enters))
+	ctx, cancel = context.WithCancelCause(t.Context())
+	back := make(chan struct{})
+	w.OnUnary(func(call context.Context, request *wire.Call) error {
+		switch txn, _ := request.Request.(*pb.TxnRequest); {
+		case txn == nil:
+		case transaction(request) == releases, transaction(request) == reads && len(txn.Success) == 3:
+			cancel(cause)
+			<-back
+		}
+		return request.Send(call)
+	})
+	_, err = c.TryAcquireAny(ctx, slices.Values([]string{"x"}))
+	if !errors.Is(err, coordinator.ErrUnsettled) || !errors.Is(err, cause) {
+		t.Errorf("its key stands in the queue, and its context ended: %v", err)
+	}
+	queued(t, etcd.Client(), "x", 1)
+	close(back)
+	queued(t, etcd.Client(), "x", 0)
 }
 
 // A pool of workers in two processes shares a list of jobs. Each job is done
