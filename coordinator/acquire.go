@@ -42,8 +42,8 @@ func (c *Coordinator) acquire(ctx context.Context, lock string, try bool, opts [
 	if err != nil {
 		return nil, fmt.Errorf("acquire %q: %w", lock, err)
 	}
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("acquire %q: %w", lock, endOf(ctx))
+	if err := live(ctx); err != nil {
+		return nil, fmt.Errorf("acquire %q: %w", lock, err)
 	}
 	if c.holds(ctx, directory) {
 		return nil, fmt.Errorf("acquire %q: %w", lock, ErrAlreadyHeld)
@@ -208,6 +208,20 @@ func (q *queue) wait(ctx context.Context, w *waiter, atMost time.Duration) (*Gra
 	case <-grace.C:
 		return nil, fmt.Errorf("%w: %w", why, ErrUnsettled)
 	}
+}
+
+// errNilContext is an error and no panic, like all other misuse of an option.
+var errNilContext = fmt.Errorf("%w: the context is nil; use context.Background()", ErrInvalidOption)
+
+// live fails if a call with this context need not begin.
+func live(ctx context.Context) error {
+	switch {
+	case ctx == nil:
+		return errNilContext
+	case ctx.Err() != nil:
+		return endOf(ctx)
+	}
+	return nil
 }
 
 // endOf is why a context ended: its own error, and its cause where that says more.

@@ -48,8 +48,8 @@ func (c *Coordinator) AcquireAll(ctx context.Context, locks []string, opts ...Ac
 	if err != nil {
 		return nil, fmt.Errorf("acquire all: %w", err)
 	}
-	if ctx.Err() != nil {
-		return nil, fmt.Errorf("acquire all: %w", endOf(ctx))
+	if err := live(ctx); err != nil {
+		return nil, fmt.Errorf("acquire all: %w", err)
 	}
 	for _, p := range order {
 		if c.holds(ctx, p.directory) {

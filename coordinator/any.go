@@ -35,8 +35,8 @@ func (c *Coordinator) TryAcquireAny(ctx context.Context, locks iter.Seq[string],
 	for lock := range locks {
 		asked = true
 		// Not every lock is asked for at etcd, and the sequence may be endless.
-		if ctx.Err() != nil {
-			return nil, fmt.Errorf("acquire any: %w", endOf(ctx))
+		if err := live(ctx); err != nil {
+			return nil, fmt.Errorf("acquire any: %w", err)
 		}
 		directory, err := c.directory(lock)
 		if err != nil {

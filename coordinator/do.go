@@ -21,6 +21,9 @@ func (c *Coordinator) Do(ctx context.Context, lock string, fn func(context.Conte
 	if fn == nil {
 		return fmt.Errorf("acquire %q: %w: the function to run is nil", lock, ErrInvalidOption)
 	}
+	if ctx == nil {
+		return fmt.Errorf("acquire %q: %w", lock, errNilContext)
+	}
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
@@ -28,14 +31,16 @@ func (c *Coordinator) Do(ctx context.Context, lock string, fn func(context.Conte
 	}
 	c.running.working++
 	c.mu.Unlock()
-	r := &run{c: c, outer: runIn(ctx)}
-	ctx = context.WithValue(ctx, runKey{}, r)
+	// Before anything of the caller's runs that may panic: Close waits for it.
+	r := &run{c: c}
 	defer func() {
 		r.over.Store(true)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.running.doneLocked()
 	}()
+	r.outer = runIn(ctx)
+	ctx = context.WithValue(ctx, runKey{}, r)
 
 	g, err := c.Acquire(ctx, lock, opts...)
 	if err != nil {

@@ -3,6 +3,7 @@ package coordinator_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -112,6 +113,46 @@ func TestLockIsHeldUntilTheFunctionHasReturned(t *testing.T) {
 	rises(t, g, next)
 	release(t, next)
 }
+
+// A call that could not begin is nothing that Close waits for.
+func TestContextThatIsNoneIsRefused(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	c := newCoordinator(t, etcd.Client(), steady)
+	var none context.Context
+	nothing := func(context.Context, *coordinator.Grant) error { return nil }
+	_, acquired := c.Acquire(none, "orders")
+	_, tried := c.TryAcquire(none, "orders")
+	_, all := c.AcquireAll(none, []string{"orders", "stock"})
+	_, anyOf := c.TryAcquireAny(none, slices.Values([]string{"orders"}))
+	for how, err := range map[string]error{
+		"Acquire": acquired, "TryAcquire": tried, "AcquireAll": all, "TryAcquireAny": anyOf,
+		"Do": c.Do(none, "orders", nothing), "Lead": c.Lead(none, "orders", nothing),
+	} {
+		if !errors.Is(err, coordinator.ErrInvalidOption) {
+			t.Errorf("%s without a context: %v", how, err)
+		}
+	}
+	for how, do := range map[string]func(context.Context, string, func(context.Context, *coordinator.Grant) error, ...coordinator.AcquireOption) error{"Do": c.Do, "Lead": c.Lead} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: the context's panic did not go on", how)
+				}
+			}()
+			_ = do(panicsAtValue{t.Context()}, "orders", nothing)
+		}()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if err := c.Close(ctx); err != nil || ctx.Err() != nil {
+		t.Errorf("close waited for calls that had not begun: %v, %v", err, ctx.Err())
+	}
+}
+
+type panicsAtValue struct{ context.Context }
+
+func (panicsAtValue) Value(any) any { panic("boom") }
 
 func TestLocksAreNotReentrant(t *testing.T) {
 	t.Parallel()

@@ -22,6 +22,9 @@ func (c *Coordinator) Lead(ctx context.Context, lock string, fn func(context.Con
 	if fn == nil {
 		return fmt.Errorf("lead %q: %w: the function to run is nil", lock, ErrInvalidOption)
 	}
+	if ctx == nil {
+		return fmt.Errorf("lead %q: %w", lock, errNilContext)
+	}
 	for pause := newPause(); ; {
 		var lost error
 		var began instant
