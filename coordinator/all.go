@@ -147,7 +147,12 @@ func (a *Grants) begin(ctx context.Context) {
 		ctx = context.WithValue(ctx, heldKey{}, &held{grant: g.hold, outer: heldIn(ctx)}) //nolint:fatcontext // as above
 	}
 	inner, cancel := context.WithCancelCause(ctx)
+	var siblings []*hold
 	for _, g := range a.order {
+		siblings = append(siblings, g.hold)
+	}
+	for _, g := range a.order {
+		g.siblings.Store(&siblings)
 		a.unhook = append(a.unhook, g.onEnd(cancel))
 	}
 	a.cancel, a.outer = cancel, context.WithValue(inner, keepKey{}, a)

@@ -194,6 +194,54 @@ func TestLocksAreNotReentrant(t *testing.T) {
 	}
 }
 
+// Whoever works under one of several grants holds the others too, and would wait for
+// itself.
+func TestLocksOfAcquireAllAreNotReentrant(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	c := newCoordinator(t, etcd.Client(), steady)
+	other := newCoordinator(t, etcd.Client(), steady)
+	locks := []string{"a", "b"}
+	refuses := func(how string, all *coordinator.Grants) {
+		t.Helper()
+		for under, ctx := range map[string]context.Context{"all": all.Context(), "a": all.Grant("a").Context(), "b": all.Grant("b").Context()} {
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
+			for _, lock := range locks {
+				if _, err := c.Acquire(ctx, lock); !errors.Is(err, coordinator.ErrAlreadyHeld) {
+					t.Errorf("%s: %q under the grant of %s: %v", how, lock, under, err)
+				}
+			}
+			if _, err := c.AcquireAll(ctx, locks); !errors.Is(err, coordinator.ErrAlreadyHeld) {
+				t.Errorf("%s: all under the grant of %s: %v", how, under, err)
+			}
+			cancel()
+		}
+		// One that was given up is anybody's again.
+		release(t, all.Grant("b"))
+		release(t, acquire(t, c, "b"))
+		g, err := c.Acquire(all.Grant("a").Context(), "b")
+		if err != nil {
+			t.Fatalf("%s: b, which was released, under the grant of a: %v", how, err)
+		}
+		release(t, g)
+		release(t, all.Grant("a"))
+	}
+	refuses("together", acquireAll(t, c, locks))
+
+	g := acquire(t, other, "a")
+	got := make(chan *coordinator.Grants, 1)
+	go func() {
+		all, err := c.AcquireAll(within(t, patience), locks)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- all
+	}()
+	queued(t, etcd.Client(), "a", 2)
+	release(t, g)
+	refuses("one by one", receive(t, got, "AcquireAll"))
+}
+
 func TestWaitingThatEndsNamesTheHolder(t *testing.T) {
 	t.Parallel()
 	etcd := cluster(t, nil)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -44,6 +45,10 @@ type hold struct {
 	refusedOnce bool // guarded by Coordinator.mu
 
 	limit *time.Timer // of MaxHold, if any
+
+	// siblings are all the grants that AcquireAll returned with this one. Their
+	// holder is one, whichever's context it works under.
+	siblings atomic.Pointer[[]*hold]
 
 	// writing is held, by a send, by whoever writes the lock key's value.
 	writing  chan struct{}
@@ -324,8 +329,14 @@ func heldIn(ctx context.Context) *held {
 // holds reports whether ctx works under a live grant of this lock.
 func (c *Coordinator) holds(ctx context.Context, directory string) bool {
 	for h := heldIn(ctx); h != nil; h = h.outer {
-		if q := h.grant.entry.q; q.c == c && q.directory == directory && h.grant.err() == nil {
-			return true
+		grants := []*hold{h.grant}
+		if all := h.grant.siblings.Load(); all != nil {
+			grants = *all
+		}
+		for _, g := range grants {
+			if q := g.entry.q; q.c == c && q.directory == directory && g.err() == nil {
+				return true
+			}
 		}
 	}
 	return false
