@@ -3,7 +3,9 @@ package coordinator_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -240,6 +242,49 @@ func TestDrainingClosesBeforeTheWindowAndOpensAgain(t *testing.T) {
 	if open() {
 		t.Error("a grant that has ended is not draining")
 	}
+}
+
+// Nobody is told of the end of a session, in whichever way, while Draining still
+// says that something may be started.
+func TestDrainingIsClosedBeforeTheEndIsTold(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	for how, end := range map[string]func(*coordinator.Coordinator, *coordinator.Grant) error{
+		"gone": func(c *coordinator.Coordinator, g *coordinator.Grant) error {
+			etcd.Expire(t, g)
+			release(t, acquire(t, c, "others")) // finds out
+			return nil
+		},
+		"closed": func(c *coordinator.Coordinator, _ *coordinator.Grant) error { return c.Close(within(t, patience)) },
+	} {
+		var g atomic.Pointer[coordinator.Grant]
+		told := make(chan bool, 2)
+		opts := steady
+		opts.Logger = slog.New(sessionEnds{slog.DiscardHandler, func() { told <- open(g.Load().Draining()) }})
+		c := newCoordinator(t, etcd.Client(), opts)
+		g.Store(acquire(t, c, "orders"))
+		if err := end(c, g.Load()); err != nil {
+			t.Errorf("%s: %v", how, err)
+		}
+		if receive(t, told, "the end of the session") {
+			t.Errorf("%s: told while Draining was open", how)
+		}
+	}
+}
+
+// sessionEnds is a log handler that does something when a session ends.
+type sessionEnds struct {
+	slog.Handler
+	do func()
+}
+
+func (sessionEnds) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h sessionEnds) Handle(_ context.Context, r slog.Record) error {
+	if r.Message == "session over" {
+		h.do()
+	}
+	return nil
 }
 
 func TestDrainingWhenCutOff(t *testing.T) {

@@ -112,6 +112,10 @@ func (s *session) proved(sent instant) {
 func (s *session) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.drainLocked()
+}
+
+func (s *session) drainLocked() {
 	if !s.dry {
 		s.dry = true
 		close(s.draining)
@@ -167,7 +171,12 @@ func (s *session) end(reason LostReason) {
 		c.mu.Unlock()
 		return
 	}
+	// First of all, and together with the end: whoever is told of that finds nothing
+	// to start any more, and no late proof opens it again.
+	s.mu.Lock()
+	s.drainLocked()
 	s.cancel(&sessionOver{reason})
+	s.mu.Unlock()
 	if c.current == s {
 		c.current = nil
 		if reason == LostUnproven || reason == LostExpired {
@@ -192,7 +201,6 @@ func (s *session) end(reason LostReason) {
 		level = slog.LevelInfo
 	}
 	c.log.Log(c.base, level, "session over", "lease", leaseHex(s.lease), "reason", string(reason))
-	s.drain()
 	c.reportLost(lost)
 	c.opts.Hooks.sessionEnd(s, reason)
 }
