@@ -13,6 +13,11 @@ import (
 // after a pause that grows with each loss in a row. What fn knew before is void
 // then: it must read its state anew, after the barriers given with [Raise].
 //
+// A guard may refuse a write as stale before this process knows of its loss. An fn
+// that returns such an error, or any other, while its grant is not known to be lost
+// resigns, and Lead returns that error. To contend again, it waits for its context
+// to end before it returns; or the caller calls Lead again.
+//
 // If ctx ends while Lead waits, or after a loss, Lead returns ctx's cause; if it
 // ends while fn runs, fn is told by its own context, and its result is Lead's. An
 // error that trying again does not cure is returned at once: of options,
