@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -82,7 +83,12 @@ func (a *Grants) take(ctx context.Context, order []site, o *acquireOptions) (fai
 		acquires = append(acquires, c.begins(ctx, p.lock, p.directory, false, o))
 	}
 	at := heldIn(ctx)
+	began := c.now()
 	together, failed := c.tryTogether(ctx, acquires, o.wait)
+	wait := o.wait
+	if wait > 0 { // that was part of it; at 0 it would be endless
+		wait = max(wait-c.now().since(began), time.Nanosecond)
+	}
 	for _, g := range together {
 		at = &held{grant: g.hold, outer: at}
 	}
@@ -107,7 +113,7 @@ func (a *Grants) take(ctx context.Context, order []site, o *acquireOptions) (fai
 		}
 		acquire.start = c.now()
 		var g *Grant
-		if g, failed = acquire.ends(c.obtain(bound, acquire.waiter(), acquire.directory, o.wait)); failed != nil {
+		if g, failed = acquire.ends(c.obtain(bound, acquire.waiter(), acquire.directory, wait)); failed != nil {
 			continue
 		}
 		a.order = append(a.order, g)

@@ -43,6 +43,9 @@ type Coordinator struct {
 	// base ends when the coordinator, or the client under it, is closed.
 	base context.Context
 	stop context.CancelFunc
+	// closing ends when Close begins; base, under which it still cleans up, later.
+	closing context.Context
+	refuse  context.CancelFunc // ends closing
 
 	mu         sync.Mutex
 	running    crew // functions under Do
@@ -98,6 +101,7 @@ func New(client *clientv3.Client, opts *Options) (*Coordinator, error) {
 		return nil, err
 	}
 	c.base, c.stop = context.WithCancel(client.Ctx())
+	c.closing, c.refuse = context.WithCancel(context.Background())
 	return c, nil
 }
 
@@ -231,6 +235,7 @@ func (c *Coordinator) Close(ctx context.Context) error {
 	var lost []*LostError
 	if !c.closed {
 		c.closed = true
+		c.refuse()
 		for _, q := range c.queues {
 			for w := q.frontLocked(); w != nil; w = q.frontLocked() {
 				q.answerLocked(w, result{err: ErrClosed})

@@ -46,6 +46,7 @@ func (c *Coordinator) tryTogether(ctx context.Context, all []*acquiring, atMost 
 	if atMost > 0 {
 		defer time.AfterFunc(atMost, func() { cancel(errWaited) }).Stop()
 	}
+	defer context.AfterFunc(c.closing, func() { cancel(ErrClosed) })()
 	for _, a := range all {
 		if a.ctx != outer { // a hook's, which bounds the waiting
 			defer context.AfterFunc(a.ctx, func() { cancel(endOf(a.ctx)) })()
@@ -242,6 +243,9 @@ func (t *together) leave() (unwanted []chan struct{}) {
 
 // await waits for what leave returned, and says why the attempt was given up.
 func (t *together) await(ctx context.Context, unwanted []chan struct{}) error {
+	if t.c.closing.Err() != nil {
+		return ErrClosed // Close sees to what may be left
+	}
 	why := fmt.Errorf("%w: %w", endOf(ctx), ErrNoAnswer)
 	if errors.Is(context.Cause(ctx), errWaited) {
 		why = ErrNoAnswer

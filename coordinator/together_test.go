@@ -215,6 +215,67 @@ func TestCallerWhoLeavesAnAttemptAtAllLocks(t *testing.T) {
 	}
 }
 
+// Close waits for the functions under Do, but whoever waits for a lock is told at once,
+// also while the locks are asked for together.
+func TestCloseEndsAnAttemptAtAllLocks(t *testing.T) {
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	c := newCoordinator(t, client, steady)
+	finish, running := make(chan struct{}), make(chan struct{})
+	worked := make(chan error, 1)
+	go func() {
+		worked <- c.Do(context.WithoutCancel(t.Context()), "long", func(context.Context, *coordinator.Grant) error {
+			close(running)
+			<-finish
+			return nil
+		})
+	}()
+	<-running
+	latch := w.Hold("Txn", of(entersAll))
+	result := make(chan error, 1)
+	go func() { result <- allErr(c.AcquireAll(t.Context(), []string{"a", "b"})) }()
+	held(t, latch)
+	closed, start := make(chan error, 1), time.Now()
+	go func() { closed <- c.Close(within(t, patience)) }()
+	if err := receive(t, result, "AcquireAll"); !errors.Is(err, coordinator.ErrClosed) || time.Since(start) > 3*time.Second {
+		t.Errorf("AcquireAll after %v: %v, want that the coordinator is closed", time.Since(start), err)
+	}
+	select {
+	case err := <-closed:
+		t.Errorf("close did not wait for the function: %v", err)
+	default:
+	}
+	latch.Release()
+	close(finish)
+	if err := receive(t, closed, "Close"); err != nil {
+		t.Error(err)
+	}
+	if err := receive(t, worked, "Do"); !errors.Is(err, coordinator.ErrLost) {
+		t.Errorf("Do: %v", err)
+	}
+}
+
+// The joint attempt is part of the time that a lock is waited for.
+func TestSilentEtcdDoesNotDoubleTheWaitForAllLocks(t *testing.T) {
+	etcd := cluster(t, nil)
+	proxy := etcd.Proxies(t)
+	opts := steady
+	opts.CleanupTimeout = 50 * time.Millisecond
+	c := newCoordinator(t, etcd.NewClient(t, func(c *clientv3.Config) { c.Endpoints = proxy.Endpoints() }), opts)
+	for _, when := range []string{"there is no session yet", "there is one"} {
+		proxy.Cut()
+		start := time.Now()
+		err := allErr(c.AcquireAll(within(t, patience), []string{"a", "b"}, coordinator.WaitAtMost(500*time.Millisecond)))
+		if took := time.Since(start); !errors.Is(err, coordinator.ErrNoAnswer) || took > 900*time.Millisecond {
+			t.Errorf("%s: after %v: %v", when, took, err)
+		}
+		proxy.Heal()
+		if err := c.Ping(within(t, patience)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Those of the process who come while the locks are being taken stand behind.
 func TestWhoComesDuringAnAttemptAtAllLocksStandsBehind(t *testing.T) {
 	etcd := cluster(t, nil)
