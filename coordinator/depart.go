@@ -55,11 +55,15 @@ const refusedAtMost = 30 * time.Second
 func (e *entry) troubled(err error, refused bool) {
 	c := e.q.c
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	e.trouble = err
-	if g := e.grant; g != nil && refused && !g.refusedOnce {
+	g := e.grant
+	first := g != nil && refused && !g.refusedOnce
+	if first {
 		g.refusedOnce = true
 		close(g.refused)
+	}
+	c.mu.Unlock()
+	if first { // without the lock: see reportLost
 		c.log.Warn("lock not released: etcd refuses it", "token", g.token.String(), "error", err)
 	}
 }

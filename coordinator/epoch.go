@@ -160,10 +160,12 @@ func (c *Coordinator) session(ctx context.Context) (*session, error) {
 }
 
 func (c *Coordinator) startOpeningLocked() *opening {
-	ctx, cancel := context.WithTimeout(c.base, c.openTimeout)
 	o := &opening{start: c.now(), done: make(chan struct{})}
 	c.opening = o
 	c.spawnLocked(func() {
+		// Made here, without the lock: the client's own context may be one of the
+		// user's making, and is asked for its deadline.
+		ctx, cancel := context.WithTimeout(c.base, c.openTimeout)
 		defer cancel()
 		s, err := c.open(ctx)
 		for tries := 1; errors.Is(err, errEpochMoved) && tries < 10; tries++ {
