@@ -196,3 +196,44 @@ func TestDeletedLockKeyEndsItsGrantOnly(t *testing.T) {
 	release(t, next)
 	release(t, other)
 }
+
+// Where locks lie anywhere, the form of a key says little: a user's own key that
+// is named after the grant's owner, on its lease, is not a ghost. One where this
+// session had a lock still is.
+func TestAuditOfDirectoriesSparesWhatLooksAlike(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	opts := hasty
+	opts.Directory = below("/jobs/")
+	c := newCoordinator(t, client, opts)
+	g, used := acquire(t, c, "a"), acquire(t, c, "b")
+	lease := clientv3.WithLease(g.Lease())
+	ghost := "/jobs/b/" + used.Owner()
+	release(t, used)
+	users := []string{
+		"/workers/" + g.Owner(),
+		"/jobs/" + g.Owner(),
+		"/jobs/c/" + g.Owner(), // where a lock might lie, and none did
+		"/jobs/a/" + fmt.Sprintf("%x-%d", g.Lease(), 1_000_000),
+	}
+	for _, key := range append(users, ghost) {
+		if _, err := client.Put(t.Context(), key, "http://me:80", lease); err != nil {
+			t.Fatal(err)
+		}
+	}
+	audits := w.Calls("LeaseTimeToLive")
+	eventually(t, "the ghost is removed", func() bool {
+		resp, err := client.Get(t.Context(), ghost)
+		return err == nil && len(resp.Kvs) == 0
+	})
+	eventually(t, "another audit", func() bool {
+		return w.Calls("LeaseTimeToLive") > audits+1 && w.Open("LeaseTimeToLive") == 0
+	})
+	for _, key := range users {
+		if resp, err := client.Get(t.Context(), key); err != nil || len(resp.Kvs) != 1 {
+			t.Errorf("%s was removed", key)
+		}
+	}
+	release(t, g)
+}

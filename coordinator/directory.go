@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"fmt"
+	"hash/maphash"
 	"strings"
 
 	"github.com/etcd-fence/etcd-fence/revisionfence"
@@ -27,6 +28,12 @@ func (c *Coordinator) directory(lock string) (string, error) {
 	}
 	return d, nil
 }
+
+// directoryHash stands for a directory where thousands of them are remembered for
+// long, and where one mistaken for another in 2^64 does no harm.
+func directoryHash(d string) uint64 { return maphash.String(directorySeed, d) }
+
+var directorySeed = maphash.MakeSeed()
 
 // directories are those in use, and how many of them lie below each place. It is
 // kept only with Options.Directory: escaped names cannot lie below one another.

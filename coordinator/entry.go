@@ -64,6 +64,9 @@ func (q *queue) newEntryLocked(s *session, w *waiter) *entry {
 		gone:   make(chan struct{}),
 	}
 	s.entries[e.key] = e
+	if q.c.keys.anywhere {
+		s.used[directoryHash(q.directory)] = struct{}{}
+	}
 	return e
 }
 

@@ -53,20 +53,21 @@ func leaseHex(lease clientv3.LeaseID) string { return strconv.FormatInt(int64(le
 // leaf is the last segment of a lock key.
 func leaf(key string) string { return key[strings.LastIndexByte(key, '/')+1:] }
 
-// isLockKeyOf reports whether key has the form of a lock key of this lease. Keys
-// of other forms are never ours to delete. With Options.Directory, where a lock
-// key can lie anywhere, it is the last segment that counts.
-func (l layout) isLockKeyOf(lease clientv3.LeaseID, key string) bool {
+// isLockKeyOf reports whether key has the form of a lock key of this lease, and
+// with which serial. Keys of other forms are never ours to delete. With
+// Options.Directory, where a lock key can lie anywhere, it is the last segment
+// that has the form: whether a lock lies there, only who used it knows.
+func (l layout) isLockKeyOf(lease clientv3.LeaseID, key string) (n uint64, ok bool) {
 	if strings.HasPrefix(key, l.prefix) || !l.anywhere {
 		rest, ok := strings.CutPrefix(key, l.locks())
 		if !ok || strings.Count(rest, "/") != 1 {
-			return false
+			return 0, false
 		}
 	}
 	serial, ok := strings.CutPrefix(leaf(key), leaseHex(lease)+"-")
 	if !ok {
-		return false
+		return 0, false
 	}
 	n, err := strconv.ParseUint(serial, 10, 64)
-	return err == nil && strconv.FormatUint(n, 10) == serial
+	return n, err == nil && strconv.FormatUint(n, 10) == serial
 }

@@ -125,7 +125,7 @@ func (s *session) audit(bound time.Duration) (int, error) {
 	for _, k := range resp.Keys {
 		key := string(k)
 		listed[key] = true
-		if s.entries[key] == nil && c.keys.isLockKeyOf(s.lease, key) {
+		if s.entries[key] == nil && s.madeLocked(key) {
 			strays = append(strays, key)
 		}
 	}
@@ -149,6 +149,22 @@ func (s *session) audit(bound time.Duration) (int, error) {
 		}
 	}
 	return len(resp.Keys), nil
+}
+
+// madeLocked reports whether a key that nothing here knows of can be the work of
+// an acquire of this session. A user may hang keys of his own on the lease, and
+// name them after [Grant.Owner]: they look like ours, and are not where a lock of
+// this session ever lay, or have a serial that was never used.
+func (s *session) madeLocked(key string) bool {
+	serial, ok := s.c.keys.isLockKeyOf(s.lease, key)
+	if !ok || serial == 0 || serial > s.serial {
+		return false
+	}
+	if !s.c.keys.anywhere {
+		return true // this package keeps nothing else there, nor may anybody
+	}
+	_, used := s.used[directoryHash(key[:len(key)-len(leaf(key))])]
+	return used
 }
 
 // missing decides whether the key of this create revision is gone, and why. It

@@ -47,6 +47,9 @@ type session struct {
 	serial  uint64
 	entries map[string]*entry // lock keys whose fate is not known to be "gone"
 	ended   bool              // the lease is known to be gone
+	// used are the directories in which the session asked for locks, for the
+	// audit; only with Options.Directory. There can be very many.
+	used map[uint64]struct{}
 
 	settling settler
 }
@@ -257,6 +260,7 @@ func (c *Coordinator) open(ctx context.Context) (*session, error) {
 		proof:  sent,
 		ticked: make(chan struct{}), draining: make(chan struct{}),
 		entries: make(map[string]*entry),
+		used:    make(map[uint64]struct{}),
 	}
 	s.settling.s = s
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(c.base))
