@@ -119,14 +119,12 @@ func (a *anyOf) tryBatch(ctx context.Context) (*Grant, error) {
 		}
 		ops = append(ops, headOf(directories[i]))
 	}
-	read, cancel := context.WithTimeout(ctx, c.callTimeout)
-	defer cancel()
-	resp, err := c.kv.Txn(read).Then(ops...).Commit()
+	resp, err := c.read(ctx, ops...)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, fmt.Errorf("acquire any: %w: %w", endOf(ctx), err)
 	case err != nil:
-		return nil, fmt.Errorf("acquire any: %w", ownBound(err))
+		return nil, fmt.Errorf("acquire any: %w", err)
 	}
 	epoch, err := epochOf(resp.Responses[0].GetResponseRange().Kvs)
 	if err != nil {

@@ -16,11 +16,9 @@ import (
 
 // readHead reads the front of a queue and the epoch, linearizably.
 func (c *Coordinator) readHead(ctx context.Context, directory string) ([]*mvccpb.KeyValue, uint16, error) {
-	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
-	defer cancel()
-	resp, err := c.kv.Txn(bound).Then(clientv3.OpGet(c.keys.epoch()), headOf(directory)).Commit()
+	resp, err := c.read(ctx, clientv3.OpGet(c.keys.epoch()), headOf(directory))
 	if err != nil {
-		return nil, 0, answered(ctx, err)
+		return nil, 0, err
 	}
 	epoch, err := epochOf(resp.Responses[0].GetResponseRange().Kvs)
 	return resp.Responses[1].GetResponseRange().Kvs, epoch, err
@@ -72,15 +70,13 @@ func (c *Coordinator) Evict(ctx context.Context, token revisionfence.Token, reas
 }
 
 func (c *Coordinator) evict(ctx context.Context, directory string, token revisionfence.Token, reason string) error {
-	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
-	defer cancel()
-	resp, err := c.kv.Txn(bound).Then(
+	resp, err := c.read(ctx,
 		clientv3.OpGet(c.keys.epoch()),
 		clientv3.OpGet(directory, clientv3.WithPrefix(), clientv3.WithMinCreateRev(token.Revision()), clientv3.WithMaxCreateRev(token.Revision()), clientv3.WithLimit(1)),
 		headOf(directory),
-	).Commit()
+	)
 	if err != nil {
-		return answered(ctx, err)
+		return err
 	}
 	epochKVs := resp.Responses[0].GetResponseRange().Kvs
 	epoch, err := epochOf(epochKVs)
@@ -103,6 +99,8 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 		news := evictionRecord{Format: format, By: c.opts.Identity, Reason: reason, At: time.Now()}
 		then = append(then, clientv3.OpPut(c.keys.eviction(lease, key), encode(news), clientv3.WithLease(lease)))
 	}
+	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
+	defer cancel()
 	done, err := c.kv.Txn(bound).
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", token.Revision()),
 			clientv3.Compare(clientv3.ModRevision(c.keys.epoch()), "=", modRevision(epochKVs))).

@@ -170,11 +170,11 @@ func (s *session) madeLocked(key string) bool {
 // missing decides whether the key of this create revision is gone, and why. It
 // ends the session, and fails with errSessionOver, if the session key is gone too.
 func (s *session) missing(ctx context.Context, key string, create int64) (lost LostReason, detail string, err error) {
-	resp, err := s.c.kv.Txn(ctx).Then(
+	resp, err := s.c.read(ctx,
 		clientv3.OpGet(key, clientv3.WithKeysOnly()),
 		clientv3.OpGet(s.c.keys.eviction(s.lease, key)),
 		clientv3.OpGet(s.key, clientv3.WithKeysOnly()),
-	).Commit()
+	)
 	if err == nil && createRevision(resp.Responses[2].GetResponseRange().Kvs) != s.create {
 		s.keyGone()
 		return "", "", errSessionOver

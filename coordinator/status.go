@@ -96,16 +96,14 @@ type queuePage struct {
 // the epoch. Revision 0 is the present; it is the first page's, and that of all
 // that follow.
 func (c *Coordinator) readQueue(ctx context.Context, directory string, after, revision int64) (queuePage, uint16, error) {
-	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
-	defer cancel()
 	for limit := int64(page); ; limit *= 2 {
-		resp, err := c.kv.Txn(bound).Then(
+		resp, err := c.read(ctx,
 			clientv3.OpGet(c.keys.epoch()),
 			clientv3.OpGet(directory, clientv3.WithPrefix(), clientv3.WithRev(revision), clientv3.WithMinCreateRev(after+1),
 				clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(limit)),
-		).Commit()
+		)
 		if err != nil {
-			return queuePage{}, 0, answered(ctx, err)
+			return queuePage{}, 0, err
 		}
 		epoch, err := epochOf(resp.Responses[0].GetResponseRange().Kvs)
 		if err != nil {
@@ -162,14 +160,12 @@ func (c *Coordinator) list(ctx context.Context, prefix string, yield func(Status
 	var epoch uint16
 	var at collected
 	for {
-		bound, cancel := context.WithTimeout(ctx, c.callTimeout)
-		resp, err := c.kv.Txn(bound).Then(
+		resp, err := c.read(ctx,
 			clientv3.OpGet(c.keys.epoch(), clientv3.WithRev(revision)),
 			clientv3.OpGet(from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(page)),
-		).Commit()
-		cancel()
+		)
 		if err != nil {
-			return answered(ctx, err)
+			return err
 		}
 		if revision == 0 {
 			revision = resp.Header.Revision
