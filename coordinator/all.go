@@ -323,7 +323,7 @@ func (a *Grants) deleteAll() error {
 		return ErrNotHeld
 	}
 	for _, g := range a.order {
-		g.entry.q.left(g.entry, nil, true)
+		g.entry.q.left(g.entry, nil)
 	}
 	return nil
 }

@@ -41,7 +41,13 @@ func (c *Coordinator) IsCurrent(ctx context.Context, token revisionfence.Token) 
 	if err != nil {
 		return false, fmt.Errorf("is %s current: %w", token, err)
 	}
-	return len(queue) > 0 && holderOf(token.Lock(), epoch, queue[0]).Token == token, nil
+	if len(queue) == 0 {
+		return false, nil
+	}
+	if err := checkFormat(queue[0]); err != nil {
+		return false, fmt.Errorf("is %s current: %w", token, err)
+	}
+	return holderOf(token.Lock(), epoch, queue[0]).Token == token, nil
 }
 
 // Evict ends exactly the grant, or the place in the queue, that has this token,
@@ -85,6 +91,11 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 	}
 	victim := resp.Responses[1].GetResponseRange().Kvs
 	head := resp.Responses[2].GetResponseRange().Kvs
+	for _, kv := range victim {
+		if err := checkFormat(kv); err != nil {
+			return err
+		}
+	}
 	// A key that is not ours has no token: nobody can mean it, and none is deleted.
 	if len(victim) == 0 || holderOf(token.Lock(), epoch, victim[0]).Token != token {
 		if len(head) == 0 {
@@ -93,11 +104,12 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 		return &BusyError{Lock: token.Lock(), Holder: holderOf(token.Lock(), epoch, head[0])}
 	}
 	key, lease := string(victim[0].Key), clientv3.LeaseID(victim[0].Lease)
+	news := encode(evictionRecord{Format: format, By: c.opts.Identity, Reason: reason, At: time.Now()})
+	told := c.keys.eviction(lease, key)
 	then := []clientv3.Op{clientv3.OpDelete(key)}
 	if lease != clientv3.NoLease {
 		// The news lies on the victim's lease, and goes with it.
-		news := evictionRecord{Format: format, By: c.opts.Identity, Reason: reason, At: time.Now()}
-		then = append(then, clientv3.OpPut(c.keys.eviction(lease, key), encode(news), clientv3.WithLease(lease)))
+		then = append(then, clientv3.OpPut(told, news, clientv3.WithLease(lease)))
 	}
 	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
@@ -105,7 +117,7 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 		If(clientv3.Compare(clientv3.CreateRevision(key), "=", token.Revision()),
 			clientv3.Compare(clientv3.ModRevision(c.keys.epoch()), "=", modRevision(epochKVs))).
 		Then(then...).
-		Else(headOf(directory)).
+		Else(clientv3.OpGet(told)).
 		Commit()
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound): // and so its keys
@@ -114,7 +126,12 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 		return answered(ctx, err)
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrUnsettled, answered(ctx, err))
-	case !done.Succeeded:
+	case done.Succeeded:
+		return nil
+	}
+	// A proxy may send a request again, and pass the second answer on. The news of
+	// the first, to the nanosecond that of this call, tells that it was done.
+	if kvs := done.Responses[0].GetResponseRange().Kvs; len(kvs) == 0 || string(kvs[0].Value) != news {
 		return fmt.Errorf("%w: it ended meanwhile", ErrNotHeld)
 	}
 	return nil

@@ -3,6 +3,7 @@ package coordinator_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -235,4 +236,94 @@ func TestEvictRefusesWhatItCannotMean(t *testing.T) {
 	}
 	stands(t, etcd.Client(), g)
 	release(t, g)
+}
+
+// A release can come before the holder has noticed that it was evicted.
+func TestReleaseOfAnEvictedGrantIsToldWhy(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	c, operator := newCoordinator(t, etcd.Client(), steady), newCoordinator(t, etcd.Client(), identified("operator"))
+	all, err := c.AcquireAll(within(t, patience), []string{"x", "y"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	single, handed := acquire(t, c, "single"), acquire(t, c, "handed")
+	next := ask(t, c, "handed")
+	for _, g := range []*coordinator.Grant{single, handed, all.Grant("y")} {
+		if err := operator.Evict(t.Context(), g.Token(), "hangs"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, release := range map[string]func(context.Context) error{"single": single.Release, "handed on": handed.Release, "several": all.Release} {
+		err := release(within(t, patience))
+		var lost *coordinator.LostError
+		if !errors.Is(err, coordinator.ErrNotHeld) || !errors.As(err, &lost) || lost.Reason != coordinator.LostEvicted || !strings.Contains(lost.Detail, "hangs") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	release(t, next.granted(t))
+}
+
+// A proxy may send a request twice, and pass on the answer to the second copy.
+func TestEvictionThatArrivesTwiceIsDone(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	c, operator := newCoordinator(t, etcd.Client(), steady), newCoordinator(t, client, steady)
+	g := acquire(t, c, "orders")
+	twice := w.SendTwice("Txn", 1, wire.When(func(call *wire.Call) bool {
+		txn, ok := call.Request.(*pb.TxnRequest)
+		return ok && len(txn.Compare) > 0
+	}))
+	if err := operator.Evict(t.Context(), g.Token(), "hangs"); err != nil || twice.Hits() != 1 {
+		t.Errorf("%d requests sent twice: %v", twice.Hits(), err)
+	}
+	if err := operator.Evict(t.Context(), g.Token(), "hangs"); !errors.Is(err, coordinator.ErrNotHeld) {
+		t.Errorf("a second call: %v", err)
+	}
+	if err := g.Release(within(t, patience)); !errors.Is(err, coordinator.ErrNotHeld) {
+		t.Errorf("release: %v", err)
+	}
+}
+
+// A newer version may mean something else by what it writes. Its key holds the
+// lock, people are shown it, and nothing is decided by what it says.
+func TestLockKeyOfANewerVersionIsOnlyRespected(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	c := newCoordinator(t, etcd.Client(), steady)
+	release(t, acquire(t, c, "warm"))
+	lease, err := etcd.Client().Grant(t.Context(), 60)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := fmt.Sprintf("%s%x-1", directory("orders"), lease.ID)
+	put, err := etcd.Client().Put(t.Context(), key, `{"format":99,"identity":"future","reason":"?","value":"eA=="}`, clientv3.WithLease(lease.ID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := revisionfence.New("orders", 0, put.Header.Revision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var busy *coordinator.BusyError
+	if _, err := c.TryAcquire(t.Context(), "orders"); !errors.As(err, &busy) || busy.Holder.Key != key {
+		t.Errorf("try: %v", err)
+	}
+	st, err := c.Status(t.Context(), "orders")
+	if h := st.Holder; err != nil || h.Key != key || h.Lease != lease.ID {
+		t.Errorf("status: %+v, %v", h, err)
+	}
+	if _, err := c.IsCurrent(t.Context(), token); !errors.Is(err, coordinator.ErrFormat) {
+		t.Errorf("is current: %v", err)
+	}
+	if err := c.Evict(t.Context(), token, "test"); !errors.Is(err, coordinator.ErrFormat) {
+		t.Errorf("evict: %v", err)
+	}
+	if n := len(queue(t, etcd.Client(), "orders")); n != 1 {
+		t.Errorf("%d keys stand in the queue", n)
+	}
+	if _, err := etcd.Client().Revoke(t.Context(), lease.ID); err != nil {
+		t.Error(err)
+	}
 }

@@ -23,7 +23,11 @@ func (q *queue) depart(e *entry) {
 		cancel()
 		switch {
 		case err == nil:
-			q.left(e, nil, present || e.asked)
+			if present || e.asked {
+				q.left(e, nil)
+			} else {
+				q.tookAway(e)
+			}
 			return
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			s.leaseGone()
@@ -78,7 +82,11 @@ func (e *entry) finishLost() {
 	over := e.s.over()
 	if over == nil || (over.reason != LostUnproven && over.reason != LostClosed) {
 		// etcd has said that the key, the session key or the lease is gone.
-		g.finish(released(g, e.lost, e.asked))
+		if e.asked {
+			g.finish(nil)
+		} else {
+			g.finish(notReleased(g, e.lost, e.detail))
+		}
 		return
 	}
 	// The key goes with the lease, which is being revoked.
@@ -96,24 +104,39 @@ func (e *entry) finishLost() {
 	}
 }
 
-// left ends a departure: next is the entry that took the old one's place, if
-// any, and held tells whether the old key was there to delete.
-func (q *queue) left(e, next *entry, held bool) {
+// left ends a departure by which the lock was given up: next is the entry that
+// took the old one's place, if any.
+func (q *queue) left(e, next *entry) { q.leftWith(e, next, nil) }
+
+// tookAway ends a departure that found no key to delete. Who is told that his lock
+// was not there any more wants to know why: an eviction leaves word.
+func (q *queue) tookAway(e *entry) {
+	var notHeld error
+	if e.grant != nil {
+		reason, detail, err := e.s.missing(e.s.ctx, e.key, e.create)
+		if err != nil || reason == "" {
+			// The session is over as well, or etcd is silent again. What is certain
+			// is told.
+			reason, detail = LostKeyDeleted, ""
+		}
+		notHeld = notReleased(e.grant, reason, detail)
+	}
+	q.leftWith(e, nil, notHeld)
+}
+
+func (q *queue) leftWith(e, next *entry, outcome error) {
 	q.c.mu.Lock()
 	delete(e.s.entries, e.key)
 	q.entry = next
 	g := e.grant
 	q.c.mu.Unlock()
 	if g != nil {
-		g.finish(released(g, LostKeyDeleted, held))
+		g.finish(outcome)
 	}
 }
 
-// released is what a releaser is told.
-func released(g *hold, reason LostReason, held bool) error {
-	if held {
-		return nil
-	}
-	lost := &LostError{Token: g.token, Reason: reason, At: time.Now()}
+// notReleased is what a releaser is told whose key was gone already.
+func notReleased(g *hold, reason LostReason, detail string) error {
+	lost := &LostError{Token: g.token, Reason: reason, Detail: detail, At: time.Now()}
 	return fmt.Errorf("release %s: %w: %w", g.token, ErrNotHeld, lost)
 }

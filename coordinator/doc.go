@@ -128,6 +128,10 @@
 //	ErrUnsettled    not known yet: the release is tried on in the background, or the
 //	                lock ends with the lease; asking again tells
 //
+// Behind a proxy that sends a request again by itself and passes on the second
+// answer, a release that was done is told as ErrNotHeld, with [LostKeyDeleted]. The
+// lock is free in either case. An eviction leaves word, and is told as done.
+//
 // For SetValue and Evict, ErrUnsettled means the same, and any other error that
 // nothing was changed by the call. An [ErrNoAnswer] says that etcd was silent: it is
 // not known then whether somebody holds the lock, but it is not the caller.
@@ -140,8 +144,11 @@
 //	PREFIXlocks/NAME/LEASE-SERIAL                  a place in a queue, on the lease
 //
 // with the lease in hexadecimal and the name escaped as in a URL path segment.
-// Values are JSON with a format number. A record with a larger number is refused
-// with [ErrFormat].
+// Values are JSON with a format number. A record with a larger number is of a newer
+// version, and nothing is decided by what it says: no session opens under such an
+// epoch record, and Evict and IsCurrent refuse such a lock key, all with
+// [ErrFormat]. Its place in the queue counts, as that of any key does, and a
+// [Holder] tells people what can be read of it.
 //
 // # Metrics
 //

@@ -51,7 +51,7 @@ func (q *queue) handOn(old *entry, w *waiter) {
 		head := resp.Responses[2].GetResponseRange()
 		next.far = head.Count > nearFront+1
 		at := next.placed(resp.Header.Revision, head.Kvs)
-		q.left(old, next, true)
+		q.left(old, next)
 		if at.owner {
 			q.deliver(next)
 		} else {
@@ -62,10 +62,10 @@ func (q *queue) handOn(old *entry, w *waiter) {
 		s.keyGone()
 	case createRevision(resp.Responses[1].GetResponseRange().Kvs) != 0:
 		next.placed(createRevision(resp.Responses[1].GetResponseRange().Kvs), nil)
-		q.left(old, next, true)
+		q.left(old, next)
 	default:
 		next.forget()
-		q.left(old, nil, false)
+		q.tookAway(old)
 	}
 }
 
@@ -89,11 +89,11 @@ func (q *queue) settleHandOn(old, next *entry) {
 		}
 		if create == 0 {
 			next.forget()
-			q.left(old, nil, true)
+			q.left(old, nil)
 			return
 		}
 		next.placed(create, nil)
-		q.left(old, next, true)
+		q.left(old, next)
 		return
 	}
 }

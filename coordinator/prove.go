@@ -184,9 +184,13 @@ func (s *session) missing(ctx context.Context, key string, create int64) (lost L
 	}
 	var news evictionRecord
 	for _, kv := range resp.Responses[1].GetResponseRange().Kvs {
-		if json.Unmarshal(kv.Value, &news) == nil {
-			return LostEvicted, fmt.Sprintf("by %s: %s", news.By, news.Reason), nil
+		if json.Unmarshal(kv.Value, &news) != nil {
+			continue
 		}
+		if news.Format > format { // that it was evicted is certain
+			return LostEvicted, "", nil
+		}
+		return LostEvicted, fmt.Sprintf("by %s: %s", news.By, news.Reason), nil
 	}
 	return LostKeyDeleted, "", nil
 }

@@ -99,7 +99,9 @@ type Holder struct {
 	Reason string
 	// Since is when the holder entered the queue, by its own clock.
 	Since time.Time
-	// Value is what the holder published with [Value] or [Grant.SetValue].
+	// Value is what the holder published with [Value] or [Grant.SetValue]. It is nil
+	// if the holder published nothing, and if the key was not made by this package:
+	// what other programs write into theirs is not looked at.
 	Value []byte
 }
 
@@ -132,11 +134,28 @@ func (h Holder) String() string {
 	return b.String()
 }
 
+// checkFormat refuses a lock key whose record only a newer version understands.
+// A key that is not ours at all is none.
+func checkFormat(kv *mvccpb.KeyValue) error {
+	var r struct {
+		Format int `json:"format"`
+	}
+	if json.Unmarshal(kv.Value, &r) == nil && r.Format > format && hasOurForm(kv) {
+		return fmt.Errorf("%w: %s has format %d, this version knows up to %d: use a newer version", ErrFormat, kv.Key, r.Format, format)
+	}
+	return nil
+}
+
+// hasOurForm reports whether a lock key is named as this package names them.
+func hasOurForm(kv *mvccpb.KeyValue) bool {
+	return strings.HasPrefix(leaf(string(kv.Key)), leaseHex(clientv3.LeaseID(kv.Lease))+"-")
+}
+
 // holderOf reads a lock key. It never fails: a key that is not ours still holds
-// the lock.
+// the lock. One of a newer version is read as far as that goes, for people.
 func holderOf(lock string, epoch uint16, kv *mvccpb.KeyValue) Holder {
 	h := Holder{Key: string(kv.Key), Lease: clientv3.LeaseID(kv.Lease)}
-	if !strings.HasPrefix(leaf(h.Key), leaseHex(h.Lease)+"-") {
+	if !hasOurForm(kv) {
 		return h
 	}
 	var r lockRecord
