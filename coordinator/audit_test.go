@@ -237,3 +237,47 @@ func TestAuditOfDirectoriesSparesWhatLooksAlike(t *testing.T) {
 	}
 	release(t, g)
 }
+
+// With thousands of keys a session lists them less often. An eviction, and the loss
+// of the session key, are noticed with each proof all the same.
+func TestEvictionIsNoticedSoonWithManyKeys(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	client, w := tapped(t, etcd)
+	c, operator := newCoordinator(t, client, hasty), newCoordinator(t, etcd.Client(), steady)
+	w.OnUnary(func(ctx context.Context, call *wire.Call) error {
+		err := call.Send(ctx)
+		if reply, ok := call.Reply.(*pb.LeaseTimeToLiveResponse); ok { // of a session with many more keys
+			for i := range 20_000 {
+				reply.Keys = append(reply.Keys, fmt.Appendf(nil, "elsewhere/%d", i))
+			}
+		}
+		return err
+	})
+	g, other := acquire(t, c, "orders"), acquire(t, c, "others")
+	listed := func() {
+		before := w.Calls("LeaseTimeToLive")
+		eventually(t, "a list", func() bool { return w.Calls("LeaseTimeToLive") > before && w.Open("LeaseTimeToLive") == 0 })
+	}
+	listed()
+	lists := w.Calls("LeaseTimeToLive")
+	if err := operator.Evict(t.Context(), g.Token(), "hangs"); err != nil {
+		t.Fatal(err)
+	}
+	var lost *coordinator.LostError
+	if err := ended(t, g); !errors.As(err, &lost) || lost.Reason != coordinator.LostEvicted {
+		t.Errorf("the holder is told %v", err)
+	}
+	if other.Err() != nil {
+		t.Errorf("another grant: %v", other.Err())
+	}
+	if _, err := etcd.Client().Delete(t.Context(), coordinator.DefaultPrefix+fmt.Sprintf("sessions/%x", g.Lease())); err != nil {
+		t.Fatal(err)
+	}
+	if err := ended(t, other); !errors.As(err, &lost) || lost.Reason != coordinator.LostKeyDeleted {
+		t.Errorf("without a session key: %v", err)
+	}
+	if n := w.Calls("LeaseTimeToLive"); n > lists+1 { // the one of keyGone
+		t.Errorf("%d lists meanwhile: this test is about nothing", n-lists)
+	}
+}

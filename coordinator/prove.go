@@ -33,7 +33,7 @@ func (s *session) watchClock() {
 
 // manyKeys is how many keys a session lists without a thought. One that holds
 // more lists them less often, so that the proof costs the same however many
-// locks there are.
+// locks there are; in between it only reads its news.
 const manyKeys = 1000
 
 // prove proves the lease alive, over and over, and looks at its keys each time.
@@ -44,6 +44,7 @@ func (s *session) prove() {
 	timer := time.NewTimer(interval)
 	defer timer.Stop()
 	listEvery, unlisted := 1, 0
+	told := s.create // the revision up to which the news have been read
 	for {
 		select {
 		case <-timer.C:
@@ -57,6 +58,8 @@ func (s *session) prove() {
 				if n, err := s.audit(interval); err == nil {
 					listEvery, unlisted = 1+n/manyKeys, 0
 				}
+			} else {
+				told = s.readNews(interval, told)
 			}
 			s.mu.Lock()
 			close(s.ticked)

@@ -208,6 +208,47 @@ func (s *session) end(reason LostReason) {
 	c.opts.Hooks.sessionEnd(s, reason)
 }
 
+// readNews reads the session key and what was said of evictions since a revision,
+// and returns up to which it has. That costs the same however many locks there
+// are, so that an eviction is noticed as soon with many as with few.
+func (s *session) readNews(bound time.Duration, since int64) int64 {
+	ctx, cancel := context.WithTimeout(s.ctx, bound)
+	defer cancel()
+	resp, err := s.c.read(ctx,
+		clientv3.OpGet(s.key, clientv3.WithKeysOnly()),
+		clientv3.OpGet(s.key+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithMinModRev(since+1)),
+	)
+	if err != nil {
+		return since // the next proof is soon
+	}
+	if createRevision(resp.Responses[0].GetResponseRange().Kvs) != s.create {
+		s.keyGone()
+		return since
+	}
+	news := resp.Responses[1].GetResponseRange().Kvs
+	if len(news) == 0 {
+		return resp.Header.Revision
+	}
+	evicted := make(map[string]bool, len(news))
+	for _, kv := range news {
+		evicted[leaf(string(kv.Key))] = true
+	}
+	var entries []*entry
+	s.c.mu.Lock()
+	for key, e := range s.entries {
+		if e.create != 0 && evicted[leaf(key)] {
+			entries = append(entries, e)
+		}
+	}
+	s.c.mu.Unlock()
+	for _, e := range entries {
+		if err := s.loseMissing(ctx, e); err != nil {
+			return since
+		}
+	}
+	return resp.Header.Revision
+}
+
 // keyGone ends the session because its key is not there any more. Mostly it went
 // with the lease; if that is there, somebody deleted it. Its holders should know
 // which, but not wait for it.
