@@ -46,6 +46,7 @@ type Coordinator struct {
 	// closing ends when Close begins; base, under which it still cleans up, later.
 	closing context.Context
 	refuse  context.CancelFunc // ends closing
+	shut    chan struct{}      // closed when the first Close has returned
 
 	mu         sync.Mutex
 	running    crew // functions under Do
@@ -102,6 +103,7 @@ func New(client *clientv3.Client, opts *Options) (*Coordinator, error) {
 	}
 	c.base, c.stop = context.WithCancel(client.Ctx())
 	c.closing, c.refuse = context.WithCancel(context.Background())
+	c.shut = make(chan struct{})
 	return c, nil
 }
 
@@ -222,7 +224,8 @@ func (s *session) check(epoch, session []*mvccpb.KeyValue) error {
 // If ctx ends before etcd has confirmed that, Close goes on for
 // [Options.CleanupTimeout] and returns an [ErrUnsettled]: the locks are free
 // when the lease runs out, which nobody renews any more. The client is not
-// closed. A second Close waits for the first.
+// closed. A second Close waits for the first, for as long as its own ctx allows,
+// and does not cut it short.
 //
 // A function under Do or Lead that called Close would wait for itself. With the
 // context that it got, Close fails at once with [ErrWaitsForItself], and changes
@@ -233,7 +236,9 @@ func (c *Coordinator) Close(ctx context.Context) error {
 	}
 	c.mu.Lock()
 	var lost []*LostError
-	if !c.closed {
+	first := !c.closed
+	if first {
+		defer close(c.shut)
 		c.closed = true
 		c.refuse()
 		for _, q := range c.queues {
@@ -250,6 +255,11 @@ func (c *Coordinator) Close(ctx context.Context) error {
 	}
 	c.mu.Unlock()
 	c.reportLost(lost)
+	if !first {
+		if err := c.awaitFirst(ctx); err != nil {
+			return err
+		}
+	}
 
 	c.await(ctx, &c.running)
 	c.mu.Lock()
@@ -260,6 +270,19 @@ func (c *Coordinator) Close(ctx context.Context) error {
 		s.end(LostClosed)
 	}
 	return c.drain(ctx)
+}
+
+// awaitFirst waits for the first Close. Whoever has less time than that must not cut
+// it short: functions under Do may be at work, for which it keeps the locks.
+func (c *Coordinator) awaitFirst(ctx context.Context) error {
+	wait, cancel := graceful(ctx, c.opts.CleanupTimeout)
+	defer cancel()
+	select {
+	case <-c.shut:
+		return nil
+	case <-wait.Done():
+		return fmt.Errorf("close: %w: the first Close goes on: %w", ErrUnsettled, endOf(ctx))
+	}
 }
 
 // drain lets what runs in the background finish, and ends it when the time is

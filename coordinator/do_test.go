@@ -154,6 +154,49 @@ type panicsAtValue struct{ context.Context }
 
 func (panicsAtValue) Value(any) any { panic("boom") }
 
+// The first Close waits for the function, and keeps its lock; a second one that has
+// no time for that leaves both alone.
+func TestSecondCloseDoesNotCutTheFirstShort(t *testing.T) {
+	t.Parallel()
+	etcd := cluster(t, nil)
+	opts := steady
+	opts.CleanupTimeout = 50 * time.Millisecond
+	c := newCoordinator(t, etcd.Client(), opts)
+	running, finish := make(chan struct{}), make(chan struct{})
+	worked, closed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		worked <- c.Do(context.WithoutCancel(t.Context()), "orders", func(context.Context, *coordinator.Grant) error {
+			close(running)
+			<-finish
+			return nil
+		})
+	}()
+	<-running
+	go func() { closed <- c.Close(within(t, patience)) }()
+	eventually(t, "the first Close has begun", func() bool { return c.Health().Closed })
+	hurry := errors.New("no time")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(hurry)
+	if err := c.Close(ctx); !errors.Is(err, coordinator.ErrUnsettled) || !errors.Is(err, hurry) {
+		t.Errorf("a second Close, without time: %v", err)
+	}
+	if kvs := queue(t, etcd.Client(), "orders"); len(kvs) != 1 {
+		t.Errorf("the function is at work, and its lock is free: %v", kvs)
+	}
+	third := make(chan error, 1)
+	go func() { third <- c.Close(within(t, patience)) }()
+	close(finish)
+	for _, err := range []error{receive(t, closed, "the first Close"), receive(t, third, "the third Close"), c.Close(ctx)} {
+		if err != nil {
+			t.Errorf("once the function has returned: %v", err)
+		}
+	}
+	if err := receive(t, worked, "Do"); !errors.Is(err, coordinator.ErrClosed) {
+		t.Errorf("Do: %v", err)
+	}
+	queued(t, etcd.Client(), "orders", 0)
+}
+
 func TestLocksAreNotReentrant(t *testing.T) {
 	t.Parallel()
 	etcd := cluster(t, nil)
