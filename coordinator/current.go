@@ -52,7 +52,8 @@ func (c *Coordinator) IsCurrent(ctx context.Context, token revisionfence.Token) 
 
 // Evict ends exactly the grant, or the place in the queue, that has this token,
 // as an operator's act. Its holder is told [LostEvicted] with the reason, at its
-// next proof at the latest; its writes are refused from now on where a guard
+// next proof at the latest ([LostKeyDeleted] if etcd had no space for the reason);
+// its writes are refused from now on where a guard
 // checks the lock key, and elsewhere once the next holder has raised the mark.
 //
 // It fails with a *[BusyError] that names the holder if another grant holds the
@@ -113,12 +114,21 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 	}
 	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
-	done, err := c.kv.Txn(bound).
-		If(clientv3.Compare(clientv3.CreateRevision(key), "=", token.Revision()),
-			clientv3.Compare(clientv3.ModRevision(c.keys.epoch()), "=", modRevision(epochKVs))).
-		Then(then...).
-		Else(clientv3.OpGet(told)).
-		Commit()
+	commit := func(ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
+		return c.kv.Txn(bound).
+			If(clientv3.Compare(clientv3.CreateRevision(key), "=", token.Revision()),
+				clientv3.Compare(clientv3.ModRevision(c.keys.epoch()), "=", modRevision(epochKVs))).
+			Then(ops...).
+			Else(clientv3.OpGet(told)).
+			Commit()
+	}
+	done, err := commit(then...)
+	full := errors.Is(err, rpctypes.ErrNoSpace)
+	if full {
+		// Without room for the news the grant can be ended all the same: its holder
+		// is told that its key was deleted.
+		done, err = commit(then[0])
+	}
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound): // and so its keys
 		return fmt.Errorf("%w: its lease ended meanwhile", ErrNotHeld)
@@ -126,7 +136,7 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 		return answered(ctx, err)
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrUnsettled, answered(ctx, err))
-	case done.Succeeded:
+	case done.Succeeded, full: // the attempt that had no room may have been applied
 		return nil
 	}
 	// A proxy may send a request again, and pass the second answer on. The news of

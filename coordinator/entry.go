@@ -141,7 +141,7 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 		case err != nil && etcdonce.Definite(err):
 			return place{}, err
 		case err != nil:
-			return e.settle()
+			return e.settle(err)
 		case resp.Succeeded:
 			head := resp.Responses[1].GetResponseRange()
 			// Counted is the whole queue, of which the own key is the last.
@@ -168,13 +168,15 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 	}
 }
 
-// settle finds out what became of an enter that got no clear answer. The key is
-// kept if somebody still wants it.
-func (e *entry) settle() (place, error) {
+// settle finds out what became of an enter that got no clear answer, but this
+// error. The key is kept if somebody still wants it.
+func (e *entry) settle(why error) (place, error) {
 	create, err := e.s.settle(e.key, e.q.wanted())
 	switch {
 	case err != nil:
 		return place{}, err
+	case create == 0 && errors.Is(why, rpctypes.ErrNoSpace):
+		return place{}, why // the next attempt would come to the same
 	case create == 0:
 		return place{}, errKeyGone
 	}
@@ -197,28 +199,29 @@ func (e *entry) placed(create int64, queue []*mvccpb.KeyValue) place {
 // a key of another grant is never touched. It reports whether the key was
 // there. With an error nothing is known, and it may be called again.
 func (e *entry) leave(ctx context.Context) (bool, error) {
+	if !e.slow {
+		return e.delete(ctx)
+	}
 	s := e.s
 	own := clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.create)
 	then := []clientv3.Op{clientv3.OpDelete(e.key)}
-	txn := s.c.kv.Txn(ctx)
-	if !e.slow {
-		resp, err := txn.If(own).Then(then...).Else(clientv3.OpGet(e.key, clientv3.WithKeysOnly())).Commit()
-		if err != nil {
-			return false, err
-		}
-		return resp.Succeeded, nil
-	}
 
 	// Step R1: once the key is gone, a copy of its acquire that is still under
 	// way could create it again: a lock held by nobody. Moving the session key's
 	// mod revision in the same transaction stops that. Step R2: only while the
 	// session key is the session's own, or the put would revive a session.
-	resp, err := txn.
+	resp, err := s.c.kv.Txn(ctx).
 		If(own, clientv3.Compare(clientv3.CreateRevision(s.key), "=", s.create)).
 		Then(append(then, clientv3.OpPut(s.key, s.value, clientv3.WithLease(s.lease)))...).
 		Else(clientv3.OpTxn([]clientv3.Cmp{own}, then, []clientv3.Op{clientv3.OpGet(e.key, clientv3.WithKeysOnly())})).
 		Commit()
 	switch {
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		// The lock need not stay taken because there is no room for a put. What the
+		// put was for is made up for as soon as there is.
+		e.asked = true
+		s.settling.owe()
+		return e.delete(ctx)
 	case err != nil:
 		return false, err
 	case resp.Succeeded:
@@ -226,6 +229,19 @@ func (e *entry) leave(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	return resp.Responses[0].GetResponseTxn().Succeeded, nil
+}
+
+// delete is leave for a key of whose acquire no copy is under way.
+func (e *entry) delete(ctx context.Context) (bool, error) {
+	resp, err := e.s.c.kv.Txn(ctx).
+		If(clientv3.Compare(clientv3.CreateRevision(e.key), "=", e.create)).
+		Then(clientv3.OpDelete(e.key)).
+		Else(clientv3.OpGet(e.key, clientv3.WithKeysOnly())).
+		Commit()
+	if err != nil {
+		return false, err
+	}
+	return resp.Succeeded, nil
 }
 
 // loseLocked marks the lock key as gone. If a grant stood on it, that is lost,

@@ -101,6 +101,9 @@ func evictsHeld(t *testing.T, s *scene, lock string) cell {
 			if s.holderDies && errors.Is(err, coordinator.ErrNotHeld) {
 				return nil
 			}
+			if s.full {
+				return err
+			}
 			return s.writes.check("evict", err)
 		},
 		judge: func(t *testing.T) {
@@ -112,7 +115,11 @@ func evictsHeld(t *testing.T, s *scene, lock string) cell {
 				t.Error(err)
 			}
 			if held.grant != nil {
-				s.endedBy(t, ended(t, held.grant), coordinator.LostEvicted)
+				reason := coordinator.LostEvicted
+				if s.full { // for the news of it there was no room
+					reason = coordinator.LostKeyDeleted
+				}
+				s.endedBy(t, ended(t, held.grant), reason)
 			}
 		},
 	}

@@ -22,7 +22,7 @@ func TestFaultOfFullEtcd(t *testing.T) {
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Config: func(c *embed.Config) { c.QuotaBackendBytes = 8 << 20 }})
 	full := answer{must: true, with: is(rpctypes.ErrNoSpace)}
 	fault{
-		name: "no space", writes: full,
+		name: "no space", writes: full, full: true,
 		cause: func(t *testing.T, s *scene) {
 			for err := error(nil); !errors.Is(err, rpctypes.ErrNoSpace); {
 				if _, err = s.truth.Put(t.Context(), "filler", strings.Repeat("x", 1<<20)); err != nil && !errors.Is(err, rpctypes.ErrNoSpace) {

@@ -40,6 +40,8 @@ type fault struct {
 	lost []coordinator.LostReason
 	// reads and writes are what etcd may answer to what is asked meanwhile.
 	reads, writes answer
+	// full tells that what only deletes is done all the same.
+	full bool
 	// waits is how waiting ends. Without it, it goes on.
 	waits func(error) bool
 	// holderDies tells that the process that holds the locks is the one struck.

@@ -41,7 +41,7 @@ func (q *queue) handOn(old *entry, w *waiter) {
 		next.forget()
 		s.leaseGone()
 	case err != nil && etcdonce.Definite(err):
-		// Nothing was applied. Without room for a put, a delete may still pass.
+		// Nothing was applied. What puts nothing may still pass.
 		next.forget()
 		q.depart(old)
 	case err != nil:

@@ -303,7 +303,7 @@ func (c *Coordinator) open(ctx context.Context) (*session, error) {
 		entries: make(map[string]*entry),
 		used:    make(map[uint64]struct{}),
 	}
-	s.settling.s = s
+	s.settling.s, s.settling.more = s, make(chan struct{}, 1)
 	s.ctx, s.cancel = context.WithCancelCause(context.WithoutCancel(c.base))
 	s.inner, err = newInner(s.ctx, c.client, s.lease)
 	if err != nil {

@@ -37,11 +37,15 @@ type settler struct {
 	// Guarded by Coordinator.mu.
 	pending []*unsettled
 	running bool
+	owed    bool // a put that etcd had no space for, see owe
+
+	more chan struct{} // of capacity 1: something is pending
 }
 
 // settle waits until it is certain whether the lock key exists, and that no
-// copy of the acquire that is still on its way can create it. It fails only
-// with errSessionOver.
+// copy of the acquire that is still on its way can create it. (While etcd has no
+// space for a put, a copy could not either; see owe.) It fails only with
+// errSessionOver.
 func (s *session) settle(key string, adopt bool) (create int64, err error) {
 	u := &unsettled{key: key, adopt: adopt, done: make(chan struct{})}
 	s.settleAll([]*unsettled{u})
@@ -53,54 +57,102 @@ func (s *session) settleAll(keys []*unsettled) {
 	c := s.c
 	c.mu.Lock()
 	s.settling.pending = append(s.settling.pending, keys...)
-	if !s.settling.running {
-		s.settling.running = true
-		c.spawnLocked(s.settling.run)
-	}
+	s.settling.startLocked()
 	c.mu.Unlock()
+	select {
+	case s.settling.more <- struct{}{}:
+	default:
+	}
 	for _, u := range keys {
 		<-u.done // run ends with the session at the latest
 	}
 }
 
+func (t *settler) startLocked() {
+	if !t.running {
+		t.running = true
+		t.s.c.spawnLocked(t.run)
+	}
+}
+
+// owe makes up for a put of the session key that had to be left out because etcd
+// had no space for it, as soon as it has. Until then no copy of an acquire can
+// apply either, and one that comes in between leaves a key that the next audit
+// deletes.
+func (t *settler) owe() {
+	t.s.c.mu.Lock()
+	defer t.s.c.mu.Unlock()
+	t.owed = true
+	t.startLocked()
+}
+
 func (t *settler) run() {
-	c := t.s.c
-	for {
-		c.mu.Lock()
-		batch := t.pending[:min(len(t.pending), settleBatch)]
-		t.pending = t.pending[len(batch):]
-		if len(batch) == 0 {
-			t.running, t.pending = false, nil
-			c.mu.Unlock()
+	for pause := newPause(); ; {
+		batch, ok := t.take()
+		if !ok {
 			return
 		}
-		c.mu.Unlock()
-
-		err := errSessionOver
-		for pause := newPause(); t.s.trusted(); pause.wait(t.s.ctx) {
-			if err = t.once(batch); err == nil || errors.Is(err, errSessionOver) {
-				break
-			}
-			err = errSessionOver // unless a further attempt succeeds
-		}
+		err := t.settle(batch)
 		for _, u := range batch {
 			u.err = err
 			close(u.done)
 		}
+		if len(batch) == 0 {
+			pause.waitUnless(t.s.ctx, t.more)
+		}
 	}
+}
+
+// take returns the next batch, an empty one if there is only the put that is owed,
+// or tells that there is nothing to do.
+func (t *settler) take() (batch []*unsettled, ok bool) {
+	t.s.c.mu.Lock()
+	defer t.s.c.mu.Unlock()
+	if len(t.pending) == 0 && (!t.owed || t.s.over() != nil) {
+		t.running, t.pending = false, nil
+		return nil, false
+	}
+	batch = t.pending[:min(len(t.pending), settleBatch)]
+	t.pending = t.pending[len(batch):]
+	return batch, true
+}
+
+// settle goes on until there is an answer, or the session is over. What is owed
+// alone is tried once.
+func (t *settler) settle(batch []*unsettled) error {
+	for pause := newPause(); t.s.trusted(); pause.wait(t.s.ctx) {
+		err := t.once(batch, true)
+		if full := errors.Is(err, rpctypes.ErrNoSpace); full || err == nil {
+			t.s.c.mu.Lock()
+			t.owed = full
+			t.s.c.mu.Unlock()
+			if full && len(batch) > 0 {
+				err = t.once(batch, false)
+			}
+		}
+		if err == nil || errors.Is(err, errSessionOver) || len(batch) == 0 {
+			return err
+		}
+	}
+	return errSessionOver
 }
 
 // once is one attempt. It may be repeated, and may apply twice: the put only
 // moves the mod revision once more.
 //
 // Step S1: the put moves the session key's mod revision, which every acquire
-// compares, so that no copy of an earlier one can apply any more.
+// compares, so that no copy of an earlier one can apply any more. Where etcd has no
+// space for it, it is left out and owed.
 // Step S2: only while the session key is the one that the session began with. A
 // session key that was found missing is never put again: it would bring a
 // session back that a recovery ended, and its tokens with it.
-func (t *settler) once(batch []*unsettled) error {
+func (t *settler) once(batch []*unsettled, put bool) error {
 	s := t.s
-	then := []clientv3.Op{clientv3.OpPut(s.key, s.value, clientv3.WithLease(s.lease))}
+	var then []clientv3.Op
+	if put {
+		then = append(then, clientv3.OpPut(s.key, s.value, clientv3.WithLease(s.lease)))
+	}
+	keys := len(then) // where they begin
 	for _, u := range batch {
 		if u.adopt {
 			then = append(then, clientv3.OpGet(u.key))
@@ -127,10 +179,12 @@ func (t *settler) once(batch []*unsettled) error {
 		s.keyGone()
 		return errSessionOver
 	}
-	s.raiseFence(resp.Header.Revision)
+	if put {
+		s.raiseFence(resp.Header.Revision)
+	}
 	for i, u := range batch {
 		if u.adopt {
-			u.create = createRevision(resp.Responses[i+1].GetResponseRange().Kvs)
+			u.create = createRevision(resp.Responses[keys+i].GetResponseRange().Kvs)
 		}
 	}
 	return nil

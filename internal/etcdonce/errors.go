@@ -47,6 +47,10 @@ func (e *unansweredError) Unwrap() error { return e.err }
 // and will not be. It understands the errors of a KV of [New], of clientv3 and
 // of a gRPC connection to etcd.
 //
+// That etcd has no space is not definite: the member that finds it out applies the
+// write all the same, and answers with the error (etcd, server/etcdserver/apply,
+// quotaApplierV3).
+//
 // Every other error leaves the request open: it may have been applied, or be
 // applied later, and nothing bounds how much later. That holds for the end of a
 // context, for a broken connection and for etcd's own time-outs, because an
@@ -90,7 +94,6 @@ func definite(code codes.Code, message string) bool {
 var refusals = func() map[string]bool {
 	m := make(map[string]bool)
 	for _, err := range []error{
-		rpctypes.ErrGRPCNoSpace,
 		rpctypes.ErrGRPCRequestTooManyRequests,
 		// For writes only of the check before everything else, and only if the
 		// caller asked for it with clientv3.WithRequireLeader.

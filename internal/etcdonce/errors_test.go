@@ -19,7 +19,7 @@ func TestDefinite(t *testing.T) {
 		rpctypes.ErrGRPCEmptyKey, rpctypes.ErrGRPCKeyNotFound, rpctypes.ErrGRPCValueProvided,
 		rpctypes.ErrGRPCLeaseProvided, rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCDuplicateKey,
 		rpctypes.ErrGRPCInvalidSortOption, rpctypes.ErrGRPCCompacted, rpctypes.ErrGRPCFutureRev,
-		rpctypes.ErrGRPCNoSpace, rpctypes.ErrGRPCLeaseNotFound, rpctypes.ErrGRPCLeaseExist,
+		rpctypes.ErrGRPCLeaseNotFound, rpctypes.ErrGRPCLeaseExist,
 		rpctypes.ErrGRPCLeaseTTLTooLarge, rpctypes.ErrGRPCRequestTooLarge, rpctypes.ErrGRPCRequestTooManyRequests,
 		rpctypes.ErrGRPCUserEmpty, rpctypes.ErrGRPCUserNotFound, rpctypes.ErrGRPCAuthFailed,
 		rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionNotGiven, rpctypes.ErrGRPCRoleNotGranted,
@@ -35,7 +35,7 @@ func TestDefinite(t *testing.T) {
 		status.Error(codes.Unauthenticated, "transport: per-RPC creds failed"),
 	}
 	open := []error{
-		rpctypes.ErrGRPCLeaderChanged, rpctypes.ErrGRPCStopped, rpctypes.ErrGRPCTimeout,
+		rpctypes.ErrGRPCNoSpace, rpctypes.ErrGRPCLeaderChanged, rpctypes.ErrGRPCStopped, rpctypes.ErrGRPCTimeout,
 		rpctypes.ErrGRPCTimeoutDueToLeaderFail, rpctypes.ErrGRPCTimeoutDueToConnectionLost,
 		rpctypes.ErrGRPCTimeoutWaitAppliedIndex, rpctypes.ErrGRPCUnhealthy, rpctypes.ErrGRPCCorrupt,
 		rpctypes.ErrGRPCCanceled, rpctypes.ErrGRPCDeadlineExceeded,

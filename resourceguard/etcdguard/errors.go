@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strings"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -31,16 +30,9 @@ var (
 	ErrNoEpoch = errors.New("no epoch record")
 )
 
-// refused reports whether a write that failed with err was certainly not applied.
-// That there is no space proves nothing: the write with which a member finds out
-// is applied, and answered with that error all the same.
-func refused(err error) bool {
-	return etcdonce.Definite(err) && !errors.Is(err, rpctypes.ErrNoSpace)
-}
-
 // classify attaches the outcome to an error of etcd or of a context.
 func classify(err error, readOnly bool) error {
-	if readOnly || refused(err) {
+	if readOnly || etcdonce.Definite(err) {
 		return notApplied(err)
 	}
 	return resourceguard.WithOutcome(err, resourceguard.Unknown)

@@ -11,6 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/etcd-fence/etcd-fence/internal/etcdonce"
 )
 
 // transaction is one request to etcd.
@@ -78,7 +80,7 @@ func (w what) String() string {
 // "context deadline exceeded" alone reads as if nothing had happened.
 func (w what) failed(err error, reads bool) error {
 	switch {
-	case refused(err):
+	case etcdonce.Definite(err):
 		return classify(fmt.Errorf("etcdguard: %v: %w", w, err), true)
 	case reads:
 		// Nothing of the write has been sent yet, or there is none.
