@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/etcd-fence/etcd-fence/revisionfence"
 )
 
 // Do acquires the lock, runs fn while holding it, and releases it. The context
@@ -15,12 +17,22 @@ import (
 //
 // Do returns fn's error as it is. If the grant was lost meanwhile, the
 // *[LostError] is joined to it, also if fn returned nil: not everything that fn
-// did need have been accepted. An error in releasing is not returned; the work
-// was done. It is logged.
+// did need have been accepted. A guard can know of a loss before this process
+// does; so if fn returns that its token was refused as stale, etcd is asked first.
+// An error in releasing is not returned; the work was done. It is logged.
 func (c *Coordinator) Do(ctx context.Context, lock string, fn func(context.Context, *Grant) error, opts ...AcquireOption) error {
 	if fn == nil {
-		return fmt.Errorf("acquire %q: %w: the function to run is nil", lock, ErrInvalidOption)
+		return fmt.Errorf("do under lock %q: %w: the function to run is nil", lock, ErrInvalidOption)
 	}
+	return c.do(ctx, lock, func(ctx context.Context, g *Grant) error {
+		err := fn(ctx, g)
+		g.lookIfStale(err)
+		return err
+	}, opts)
+}
+
+// do is Do without the look.
+func (c *Coordinator) do(ctx context.Context, lock string, fn func(context.Context, *Grant) error, opts []AcquireOption) error {
 	if ctx == nil {
 		return fmt.Errorf("acquire %q: %w", lock, errNilContext)
 	}
@@ -58,6 +70,27 @@ func (c *Coordinator) Do(ctx context.Context, lock string, fn func(context.Conte
 		return errors.Join(err, lost)
 	}
 	return err
+}
+
+// refusal is what a guard's error says that refused a token as stale.
+type refusal interface {
+	error
+	StaleToken() revisionfence.Token
+}
+
+// lookIfStale asks etcd whether the grant still stands, if err says that a guard
+// has refused its token. Without an answer nothing has changed.
+func (g *Grant) lookIfStale(err error) {
+	stale, ok := errors.AsType[refusal](err)
+	if !ok || stale.StaleToken() != g.token || g.Err() != nil {
+		return
+	}
+	s := g.entry.s
+	ctx, cancel := context.WithTimeout(s.ctx, s.c.callTimeout)
+	defer cancel()
+	if err := s.loseMissing(ctx, g.entry); err != nil {
+		s.c.log.Debug("not known whether the grant of a token that was refused is lost", "token", g.token.String(), "error", err)
+	}
 }
 
 // run is a chain of the calls of Do that a context works under.

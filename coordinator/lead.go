@@ -13,10 +13,9 @@ import (
 // after a pause that grows with each loss in a row. What fn knew before is void
 // then: it must read its state anew, after the barriers given with [Raise].
 //
-// A guard may refuse a write as stale before this process knows of its loss. An fn
-// that returns such an error, or any other, while its grant is not known to be lost
-// resigns, and Lead returns that error. To contend again, it waits for its context
-// to end before it returns; or the caller calls Lead again.
+// A guard may refuse a write as stale before this process knows of its loss. If fn
+// returns that error, Lead asks etcd, and contends again if the grant is lost. An
+// error of fn while its grant stands ends Lead.
 //
 // If ctx ends while Lead waits, or after a loss, Lead returns ctx's cause; if it
 // ends while fn runs, fn is told by its own context, and its result is Lead's. An
@@ -34,13 +33,14 @@ func (c *Coordinator) Lead(ctx context.Context, lock string, fn func(context.Con
 		var lost error
 		var began instant
 		ran := false
-		err := c.Do(ctx, lock, func(ctx context.Context, g *Grant) error {
+		err := c.do(ctx, lock, func(ctx context.Context, g *Grant) error {
 			ran, began = true, c.now()
 			// Not a defer: a panic is not an end of the tenure to go on from.
 			err := fn(ctx, g)
+			g.lookIfStale(err)
 			lost = g.Err()
 			return err
-		}, opts...)
+		}, opts)
 		switch {
 		case ran && !errors.Is(lost, ErrLost), errors.Is(lost, ErrClosed):
 			return err

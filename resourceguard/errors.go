@@ -92,6 +92,9 @@ func (e *StaleError) Error() string {
 // Is makes the error an [ErrStale].
 func (e *StaleError) Is(target error) bool { return target == ErrStale }
 
+// StaleToken is the token that was refused.
+func (e *StaleError) StaleToken() revisionfence.Token { return e.Presented }
+
 // Outcome is [NotApplied]: this call changed nothing, whatever an earlier one of
 // the same operation did.
 func (e *StaleError) Outcome() Outcome { return NotApplied }
