@@ -37,8 +37,7 @@ func Example() {
 	// README begins
 	guard := must(etcdguard.New(client, nil)) // client is a *clientv3.Client
 
-	a := must(coordinator.New(client, &coordinator.Options{Identity: "worker A"}))
-	defer a.Close(ctx)
+	a := must(coordinator.New(client, &coordinator.Options{Identity: "worker A"})) // never closed: A hangs
 	grantA := must(a.Acquire(ctx, "stock/42"))
 	kvA := must(guard.KV(grantA)) // a clientv3.KV: all that goes through it carries A's token
 	must(kvA.Put(ctx, "stock", "10"))

@@ -63,6 +63,7 @@ var rules = []rule{
 		"revisionfence", "resourceguard", "resourceguard/etcdguard", "coordinator", "test/embedded",
 		etcdAPI, etcdClient, grpc, "go.uber.org/zap", "golang.org/x/sys",
 	}},
+	{pkg: "examples", imports: []string{"revisionfence", "resourceguard", "resourceguard/etcdguard", "coordinator", "test/embedded", etcdClient}},
 }
 
 // ruleOf returns the rule for a package of ours, given by its full path.
