@@ -28,7 +28,7 @@ func (c *Coordinator) readEpoch(ctx context.Context) (epoch, error) {
 	}
 	resp, err := c.kv.Get(ctx, c.keys.epoch())
 	if err != nil {
-		return epoch{}, fmt.Errorf("read the epoch: %w", err)
+		return epoch{}, fmt.Errorf("read the epoch record %s: %w", c.keys.epoch(), err)
 	}
 	if len(resp.Kvs) == 0 {
 		return c.createEpoch(ctx, resp.Header.ClusterId)
@@ -63,7 +63,7 @@ func (c *Coordinator) checkNesting(ctx context.Context) error {
 			continue
 		}
 		if _, err := decodeEpoch(resp.Kvs[0]); err == nil { // else it is a key of something else
-			return fmt.Errorf("%w: Prefix %q lies inside of %q, which another coordinator uses: its locks would stand in the queues of the other's; use a prefix beside it", ErrInvalidOption, c.keys.prefix, outer)
+			return fmt.Errorf("%w: Prefix %q lies inside of %q, which another coordinator uses: its locks would stand in the queues of the other; use a prefix beside it", ErrInvalidOption, c.keys.prefix, outer)
 		}
 	}
 	return nil
@@ -84,8 +84,10 @@ func (c *Coordinator) createEpoch(ctx context.Context, cluster uint64) (epoch, e
 		Else(clientv3.OpGet(c.keys.epoch(), clientv3.WithCountOnly())).
 		Commit()
 	switch {
+	case codeOf(err) == codes.PermissionDenied:
+		return epoch{}, fmt.Errorf("create the epoch record %s: %w; a user who may write it has to call Ping once for this prefix", c.keys.epoch(), err)
 	case err != nil:
-		return epoch{}, fmt.Errorf("create the epoch record: %w", err)
+		return epoch{}, fmt.Errorf("create the epoch record %s: %w", c.keys.epoch(), err)
 	case resp.Succeeded:
 		return epoch{record, resp.Header.Revision}, nil
 	case resp.Responses[0].GetResponseRange().Count > 0:
@@ -154,7 +156,7 @@ func (c *Coordinator) session(ctx context.Context) (*session, error) {
 			c.mu.Lock()
 			o.waiting--
 			c.mu.Unlock()
-			return nil, ctx.Err()
+			return nil, fmt.Errorf("open a session at etcd: no answer yet: %w", endOf(ctx))
 		}
 	}
 }

@@ -23,7 +23,7 @@ var (
 	ErrNotHeld = errors.New("the grant is not held")
 	// ErrAlreadyHeld means that the context belongs to a live grant of the same
 	// lock. Locks are not re-entrant: waiting would be waiting for oneself.
-	ErrAlreadyHeld = errors.New("the lock is already held under this context")
+	ErrAlreadyHeld = errors.New("the lock is already held under this context; pass its Grant down instead of acquiring it again")
 	// ErrUnsettled means that etcd has not told whether a request took effect.
 	// The caller does not own the lock. What the request may have left behind is
 	// being removed in the background, or ends with the session's lease.

@@ -73,7 +73,10 @@ func decodeEpoch(kv *mvccpb.KeyValue) (epochRecord, error) {
 	if err := json.Unmarshal(kv.Value, &r); err != nil {
 		return r, fmt.Errorf("%w: %s: %w", ErrFormat, kv.Key, err)
 	}
-	if r.Format < 1 || r.Format > format {
+	if r.Format < 1 {
+		return r, fmt.Errorf("%w: %s has no format number: it is damaged, or not an epoch record", ErrFormat, kv.Key)
+	}
+	if r.Format > format {
 		return r, fmt.Errorf("%w: %s has format %d, this version knows up to %d: use a newer version", ErrFormat, kv.Key, r.Format, format)
 	}
 	if r.Epoch > revisionfence.MaxEpoch {
