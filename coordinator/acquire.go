@@ -149,16 +149,24 @@ func (c *Coordinator) newQueueLocked(lock, directory string) *queue {
 
 // refusalLocked is why a try fails without being asked for: the lock is known not
 // to be free, or could not be asked for a moment ago. While somebody else's
-// question is without an answer, nothing is known.
+// question is without an answer, or it is about to be known whether that one has
+// the lock, nothing is known.
 func (q *queue) refusalLocked(w *waiter) error {
 	e := q.entry
 	switch {
-	case e != nil && e.create != 0 && e.lost == "": // a place in the queue, if not the lock
+	case q.takenLocked():
 		return &BusyError{Lock: w.lock, Holder: q.holderLocked()}
 	case e != nil || q.asking || q.waiters.Len() > 0:
 		return q.trouble
 	}
 	return nil
+}
+
+// takenLocked reports whether this process has a place in the queue at etcd, if not
+// the lock, and knows who holds that.
+func (q *queue) takenLocked() bool {
+	e := q.entry
+	return e != nil && e.create != 0 && e.lost == "" && !q.holderLocked().IsZero()
 }
 
 // holderLocked is whoever is known to hold the lock, this process first.

@@ -85,7 +85,7 @@ func (a *anyOf) skip(lock, directory string) bool {
 	switch {
 	case q == nil:
 		return false
-	case q.entry != nil && q.entry.create != 0:
+	case q.takenLocked():
 		a.busy = BusyError{Lock: lock, Holder: q.holderLocked()}
 	default:
 		a.asked = append(a.asked, lock)
