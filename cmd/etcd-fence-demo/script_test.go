@@ -158,14 +158,25 @@ func keysUnder(ctx context.Context, client *clientv3.Client, prefix string) (key
 	return keys, nil
 }
 
-func leases(ctx context.Context, client *clientv3.Client) (int, error) {
+// leases counts those that live. The list is what one member has heard of so far;
+// whether a lease lives is what the leader says.
+func leases(ctx context.Context, client *clientv3.Client) (n int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	resp, err := client.Leases(ctx)
 	if err != nil {
 		return 0, err
 	}
-	return len(resp.Leases), nil
+	for _, l := range resp.Leases {
+		now, err := client.TimeToLive(ctx, l.ID)
+		if err != nil {
+			return 0, err
+		}
+		if now.TTL > 0 {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // markName is a variable in the environment of the demo, which its workers
