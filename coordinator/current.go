@@ -126,17 +126,18 @@ func (c *Coordinator) evict(ctx context.Context, directory string, token revisio
 	full := errors.Is(err, rpctypes.ErrNoSpace)
 	if full {
 		// Without room for the news the grant can be ended all the same: its holder
-		// is told that its key was deleted.
+		// is told that its key was deleted. The attempt may have been applied, and
+		// then the news is there.
 		done, err = commit(then[0])
 	}
 	switch {
 	case errors.Is(err, rpctypes.ErrLeaseNotFound): // and so its keys
 		return fmt.Errorf("%w: its lease ended meanwhile", ErrNotHeld)
-	case err != nil && etcdonce.Definite(err):
+	case err != nil && etcdonce.Definite(err) && !full: // or the first attempt may have done it
 		return answered(ctx, err)
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrUnsettled, answered(ctx, err))
-	case done.Succeeded, full: // the attempt that had no room may have been applied
+	case done.Succeeded:
 		return nil
 	}
 	// A proxy may send a request again, and pass the second answer on. The news of

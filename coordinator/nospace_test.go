@@ -8,6 +8,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
 
 	"github.com/etcd-fence/etcd-fence/coordinator"
 	"github.com/etcd-fence/etcd-fence/test/embedded"
@@ -88,6 +89,30 @@ func TestFullEtcdKeepsNoLockTaken(t *testing.T) {
 			if err := g.Release(within(t, patience)); !errors.Is(err, coordinator.ErrNotHeld) {
 				t.Error(err)
 			}
+		},
+		"evict what ends meanwhile": func(t *testing.T, f *full) {
+			g := acquire(t, f.c, "a")
+			f.alarm(t, true)
+			evicting := f.w.Hold("Txn", wire.When(evicts))
+			result := make(chan error, 1)
+			go func() { result <- f.c.Evict(within(t, patience), g.Token(), "to make room") }()
+			held(t, evicting)
+			release(t, g)
+			evicting.Release()
+			if err := receive(t, result, "Evict"); !errors.Is(err, coordinator.ErrNotHeld) {
+				t.Errorf("%v, and nothing was evicted", err)
+			}
+		},
+		"evict, and the second attempt is refused": func(t *testing.T, f *full) {
+			g := acquire(t, f.c, "a")
+			f.alarm(t, true)
+			f.w.FailBefore("Txn", 1, wire.Code(codes.PermissionDenied), wire.When(func(call *wire.Call) bool {
+				return transaction(call) != reads && !evicts(call)
+			}))
+			if err := f.c.Evict(within(t, patience), g.Token(), "to make room"); !errors.Is(err, coordinator.ErrUnsettled) || !denied(err) {
+				t.Errorf("%v, and the first attempt may have done it", err)
+			}
+			release(t, g)
 		},
 		"settle, and nobody wants the lock": func(t *testing.T, f *full) {
 			f.after(t, enters, func() { f.alarm(t, true) })
