@@ -31,7 +31,7 @@ func (r *replica) lead(ctx context.Context, reconcile func(context.Context, *coo
 	// so that no write of an older leader can change any more what it reads.
 	return r.c.Lead(ctx, "controller", reconcile,
 		coordinator.Raise(func(ctx context.Context, t revisionfence.Token) error {
-			return r.guard.Advance(ctx, generation, t)
+			return r.guard.Advance(ctx, t.Lock(), t)
 		}))
 }
 

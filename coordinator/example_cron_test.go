@@ -32,7 +32,7 @@ func (n *nightly) run(ctx context.Context, night string) (did bool, err error) {
 	// Grant, raise, read, act.
 	grant, err := n.c.TryAcquire(ctx, "cron/report",
 		coordinator.Raise(func(ctx context.Context, t revisionfence.Token) error {
-			return n.guard.Advance(ctx, lastNight, t)
+			return n.guard.Advance(ctx, t.Lock(), t)
 		}))
 	if errors.Is(err, coordinator.ErrBusy) {
 		return false, nil // somebody is at it

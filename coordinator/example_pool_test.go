@@ -63,7 +63,7 @@ func (p *pool) work(ctx context.Context, n int) error {
 
 // barrier comes before a job's state is read.
 func (p *pool) barrier(ctx context.Context, t revisionfence.Token) error {
-	return p.guard.Advance(ctx, "state/"+t.Lock(), t)
+	return p.guard.Advance(ctx, t.Lock(), t)
 }
 
 func (p *pool) do(ctx context.Context, grant *coordinator.Grant) error {

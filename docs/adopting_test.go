@@ -66,7 +66,7 @@ func Example_firstTheFence() {
 		if err != nil {
 			return err
 		}
-		if err := guard.Advance(ctx, key, tenure.Token()); err != nil { // before the first read
+		if err := guard.Advance(ctx, tenure.Token().Lock(), tenure.Token()); err != nil { // before the first read
 			return err
 		}
 		kv, err := guard.KV(tenure)
@@ -93,7 +93,7 @@ func Example_thenTheLock() {
 
 	// docs begin
 	work := func(ctx context.Context, grant *coordinator.Grant) error {
-		if err := guard.Advance(ctx, key, grant.Token()); err != nil {
+		if err := guard.Advance(ctx, grant.Lock(), grant.Token()); err != nil {
 			return err
 		}
 		kv, err := guard.KV(grant)

@@ -80,7 +80,7 @@ func Example_grantRaiseReadAct() {
 		return err
 	}
 	raise := func(ctx context.Context, token revisionfence.Token) error {
-		return guard.Advance(ctx, "stock/42", token)
+		return guard.Advance(ctx, token.Lock(), token)
 	}
 	err := c.Do(ctx, "stock/42", sell, coordinator.Raise(raise)) // grant
 	// docs end
@@ -304,5 +304,49 @@ func TestLeaseIDsDoNotRise(t *testing.T) {
 	}
 	if slices.IsSorted(ids) {
 		t.Errorf("lease IDs rise: %x", ids)
+	}
+}
+
+// TestWhatAdvanceIsGiven: the table of concepts.md, a row and a mode after the
+// other.
+func TestWhatAdvanceIsGiven(t *testing.T) {
+	client, ctx := cluster(t).Client(), within(t, patience)
+	c := newCoordinator(t, client, nil)
+	lockOf := func(resource string) (string, error) { return "lock of " + resource, nil }
+	same := func(key string) (string, error) { return key, nil }
+	for name, x := range map[string]struct {
+		opts    etcdguard.Options
+		right   string
+		refused string // unless it is empty
+	}{
+		"Held":                    {etcdguard.Options{}, "lock of stock", ""},
+		"Held, does not look":     {etcdguard.Options{}, "stock", ""},
+		"HighWater":               {etcdguard.Options{Mode: etcdguard.HighWater}, "lock of stock", "stock"},
+		"Held with LockOf":        {etcdguard.Options{LockOf: lockOf}, "stock", "lock of stock"},
+		"HighWater with Resource": {etcdguard.Options{Mode: etcdguard.HighWater, LockOf: lockOf, Resource: same}, "stock", "lock of stock"},
+	} {
+		guard, err := etcdguard.New(client, &x.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		work := func(ctx context.Context, grant *coordinator.Grant) error {
+			if x.refused != "" {
+				if err := guard.Advance(ctx, x.refused, grant.Token()); !errors.Is(err, resourceguard.ErrWrongLock) {
+					t.Errorf("%s: %q: %v", name, x.refused, err)
+				}
+			}
+			kv, err := guard.KV(grant)
+			if err != nil {
+				return err
+			}
+			_, err = kv.Put(ctx, "stock", "8")
+			return err
+		}
+		raise := func(ctx context.Context, token revisionfence.Token) error {
+			return guard.Advance(ctx, x.right, token)
+		}
+		if err := c.Do(ctx, "lock of stock", work, coordinator.Raise(raise)); err != nil {
+			t.Errorf("%s: %q: %v", name, x.right, err)
+		}
 	}
 }

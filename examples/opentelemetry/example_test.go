@@ -38,7 +38,7 @@ func Example() {
 	barrier := func(ctx context.Context, t revisionfence.Token) error {
 		ctx, span := tracer.Start(ctx, "advance")
 		defer span.End()
-		return guard.Advance(ctx, "stock/42", t)
+		return guard.Advance(ctx, t.Lock(), t)
 	}
 	// Grant, raise, read, act.
 	err = c.Do(ctx, "orders/42", func(ctx context.Context, g *coordinator.Grant) error {

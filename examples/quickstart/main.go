@@ -71,7 +71,7 @@ func run() error {
 		return nil
 	}
 	raise := func(ctx context.Context, token revisionfence.Token) error { // keep older tokens out, before the read
-		return guard.Advance(ctx, "stock", token)
+		return guard.Advance(ctx, token.Lock(), token)
 	}
 	if err := c.Do(ctx, "stock/42", sell, coordinator.Raise(raise)); err != nil { // acquire, raise, sell, release
 		return err

@@ -52,7 +52,7 @@ func ExampleFromElection() {
 		log.Fatal(err)
 	}
 	barrier := func(ctx context.Context, t revisionfence.Token) error {
-		return guard.Advance(ctx, desired, t)
+		return guard.Advance(ctx, t.Lock(), t)
 	}
 
 	// Step 1: the election is what it was. After each Campaign: grant, raise, read,

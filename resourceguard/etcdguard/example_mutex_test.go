@@ -55,7 +55,7 @@ func ExampleFromMutex() {
 		log.Fatal(err)
 	}
 	barrier := func(ctx context.Context, t revisionfence.Token) error {
-		return guard.Advance(ctx, reports, t)
+		return guard.Advance(ctx, t.Lock(), t)
 	}
 
 	// Step 1: the lock is the Mutex that it was. After each Lock: grant, raise,

@@ -37,7 +37,7 @@ func Example() {
 		// Grant, raise, read, act: what is read after the barrier is not changed
 		// by an older owner any more.
 		grant, err := c.Acquire(ctx, "orders/42", coordinator.Raise(func(ctx context.Context, t revisionfence.Token) error {
-			return guard.Advance(ctx, "stock", t)
+			return guard.Advance(ctx, t.Lock(), t)
 		}))
 		if err != nil {
 			log.Fatal(err)

@@ -63,6 +63,10 @@ func New(client *clientv3.Client, opts *Options) (*Guard, error) {
 // Advance is the barrier of a new owner: call it after the grant and before the first
 // read. Once it has returned, no older token is accepted for the resource.
 //
+// The resource is what the options make of a key. Without LockOf and Resource that is
+// the lock's name, t.Lock(), in mode HighWater, and makes no difference in mode Held.
+// With LockOf it is a key in mode Held. With Resource it is a name which that returns.
+//
 // In mode Held it stores nothing: it reports whether t is the token of the lock's
 // present owner. Where it is, every older grant has ended and its operations are
 // refused already. It costs one linearizable read and no proposal.
