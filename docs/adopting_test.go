@@ -14,6 +14,7 @@ import (
 
 	"github.com/etcd-fence/etcd-fence/coordinator"
 	"github.com/etcd-fence/etcd-fence/resourceguard/etcdguard"
+	"github.com/etcd-fence/etcd-fence/revisionfence"
 )
 
 func Example_join() {
@@ -107,6 +108,42 @@ func Example_thenTheLock() {
 	// docs end
 
 	// Output: <nil>
+}
+
+func Example_lead() {
+	ctx, client, stop := example()
+	defer stop()
+	guard := must(etcdguard.New(client, nil))
+	c := must(coordinator.New(client, nil))
+	defer c.Close(ctx)
+
+	// docs begin
+	tenures := 0
+	work := func(ctx context.Context, grant *coordinator.Grant) error {
+		tenures++
+		kv, err := guard.KV(grant) // of this tenure: an older one is refused
+		if err != nil {
+			return err
+		}
+		if _, err := kv.Get(ctx, "controller/state"); err != nil { // read anew in each tenure
+			return err
+		}
+		if tenures == 1 { // what a pause past the lease comes to
+			if _, err := client.Revoke(ctx, grant.Lease()); err != nil {
+				return err
+			}
+		}
+		_, err = kv.Put(ctx, "controller/state", fmt.Sprintf("of tenure %d", tenures))
+		return err
+	}
+	raise := func(ctx context.Context, token revisionfence.Token) error {
+		return guard.Advance(ctx, token.Lock(), token)
+	}
+	err := c.Lead(ctx, "controller", work, coordinator.Raise(raise))
+	fmt.Println("led", tenures, "times:", err)
+	// docs end
+
+	// Output: led 2 times: <nil>
 }
 
 func Example_scope() {
