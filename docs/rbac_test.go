@@ -140,6 +140,39 @@ func ping(t *testing.T, c *coordinator.Coordinator) {
 	}
 }
 
+// TestOperatorSetsThePrefixUp: with the program of rbac.md, and nobody else does.
+func TestOperatorSetsThePrefixUp(t *testing.T) {
+	g, ctx := newGuarded(t), within(t, patience)
+	endpoints := g.Endpoints()
+	check := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, err := g.root.Delete(ctx, "/etcd-fence/", clientv3.WithPrefix())
+	check(err)
+	if err := newCoordinator(t, g.user(t, "worker"), nil).Ping(ctx); !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		t.Errorf("a worker under a prefix that nobody has set up: %v", err)
+	}
+	func() {
+		// docs begin
+		client, err := clientv3.New(clientv3.Config{
+			Endpoints: endpoints,
+			Username:  "operator",
+			Password:  "operator-secret",
+		})
+		check(err)
+		defer client.Close()
+		c, err := coordinator.New(client, nil) // or with the Options.Prefix that the workers use
+		check(err)
+		defer c.Close(ctx)
+		check(c.Ping(ctx)) // makes the epoch record, if there is none
+		// docs end
+	}()
+	ping(t, newCoordinator(t, g.user(t, "worker"), nil))
+}
+
 func (g guarded) as(t *testing.T, user, password string) *clientv3.Client {
 	t.Helper()
 	return g.NewClient(t, func(c *clientv3.Config) { c.Username, c.Password = user, password })
