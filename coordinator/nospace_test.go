@@ -3,6 +3,7 @@ package coordinator_test
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -70,8 +71,8 @@ func TestFullEtcdKeepsNoLockTaken(t *testing.T) {
 		"set value": func(t *testing.T, f *full) {
 			g := acquire(t, f.c, "a", coordinator.Value([]byte("before")))
 			f.alarm(t, true)
-			if err := g.SetValue(within(t, patience), []byte("after")); !errors.Is(err, rpctypes.ErrNoSpace) {
-				t.Error(err)
+			if err := g.SetValue(within(t, patience), []byte("after")); !errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, coordinator.ErrUnsettled) {
+				t.Errorf("%v, and it was not set", err)
 			}
 			st, err := f.c.Status(within(t, patience), "a")
 			if err != nil || string(st.Holder.Value) != "before" {
@@ -219,16 +220,37 @@ func TestNoSpaceMayHaveBeenApplied(t *testing.T) {
 		},
 		writes: func(t *testing.T, f *full) {
 			g := acquire(t, f.c, "a")
+			set := func(value string, want ...error) {
+				t.Helper()
+				err := g.SetValue(within(t, patience), []byte(value))
+				for _, want := range want {
+					if !errors.Is(err, want) {
+						t.Errorf("set %q: %v, want %v", value, err, want)
+					}
+				}
+				if len(want) == 0 && (err != nil || published(t, f.c, g) != value) {
+					t.Errorf("set %q: %v; published %q", value, err, published(t, f.c, g))
+				}
+			}
+			// From the write on, nothing more can be put.
+			var full sync.Once
+			hook := f.w.OnUnary(func(ctx context.Context, call *wire.Call) error {
+				err := call.Send(ctx)
+				if err == nil && setsValue(call) {
+					full.Do(func() { f.alarm(t, true) })
+					err = rpctypes.ErrGRPCNoSpace
+				}
+				return err
+			})
+			set("applied")
+			hook.Remove()
+			f.alarm(t, false)
+			set("next")
+			// The look is refused.
 			f.refuse(writes)
-			if err := g.SetValue(within(t, patience), []byte("first")); !errors.Is(err, rpctypes.ErrNoSpace) || !errors.Is(err, coordinator.ErrUnsettled) {
-				t.Errorf("%v, and it may have been set", err)
-			}
-			if err := g.SetValue(within(t, patience), []byte("second")); err != nil {
-				t.Error(err)
-			}
-			if st, err := f.c.Status(within(t, patience), "a"); err != nil || string(st.Holder.Value) != "second" {
-				t.Errorf("%q, %v", st.Holder.Value, err)
-			}
+			f.w.FailBefore("Txn", 1, of(reads), wire.Code(codes.PermissionDenied))
+			set("unclear", rpctypes.ErrNoSpace, coordinator.ErrUnsettled)
+			set("last")
 			release(t, g)
 		},
 		"evict": func(t *testing.T, f *full) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -82,6 +83,7 @@ func (h *hold) write(ctx context.Context, record lockRecord) (done bool, err err
 	c, e := h.entry.q.c, h.entry
 	bound, cancel := context.WithTimeout(ctx, c.callTimeout)
 	defer cancel()
+	sent := c.now()
 	resp, err := c.kv.Txn(bound).
 		If(h.fence(), clientv3.Compare(clientv3.ModRevision(e.key), "=", h.mod)).
 		Then(clientv3.OpPut(e.key, encode(record), clientv3.WithLease(e.s.lease))).
@@ -93,22 +95,56 @@ func (h *hold) write(ctx context.Context, record lockRecord) (done bool, err err
 		return false, h.err()
 	case err != nil && etcdonce.Definite(err):
 		return false, answered(ctx, err)
+	case errors.Is(err, rpctypes.ErrNoSpace) && c.now().since(sent) <= slowAcquire:
+		return h.settleWrite(ctx, record, err)
 	case err != nil:
 		return false, fmt.Errorf("%w: %w", ErrUnsettled, answered(ctx, err))
 	case resp.Succeeded:
-		h.mod, h.outdated = resp.Header.Revision, false
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		e.record = record
+		h.wrote(record, resp.Header.Revision)
 		return true, nil
 	}
-	kvs := resp.Responses[0].GetResponseRange().Kvs
-	if createRevision(kvs) != h.token.Revision() {
-		if err := e.s.loseMissing(ctx, e); err != nil {
-			return false, answered(ctx, err)
-		}
-		return false, h.err()
+	return false, h.overtaken(ctx, resp.Responses[0].GetResponseRange().Kvs)
+}
+
+// settleWrite looks whether a full etcd has written the value, as it may have while
+// it said that it is full. With that answer the attempt is over, unless a proxy made
+// two of it, which takes a while.
+func (h *hold) settleWrite(ctx context.Context, record lockRecord, full error) (done bool, err error) {
+	e := h.entry
+	resp, err := e.q.c.read(ctx, clientv3.OpGet(e.key))
+	if err != nil {
+		return false, fmt.Errorf("%w: %w; and then: %w", ErrUnsettled, full, err)
 	}
-	h.mod = kvs[0].ModRevision // an earlier attempt, or an operator, wrote it
-	return false, nil
+	kvs := resp.Responses[0].GetResponseRange().Kvs
+	switch {
+	case createRevision(kvs) != h.token.Revision():
+	case kvs[0].ModRevision == h.mod:
+		return false, full
+	case string(kvs[0].Value) == encode(record):
+		h.wrote(record, kvs[0].ModRevision)
+		return true, nil
+	}
+	return false, h.overtaken(ctx, kvs)
+}
+
+// overtaken deals with a lock key that is not as the writer knew it: an earlier
+// attempt, or an operator, wrote it, or it is gone.
+func (h *hold) overtaken(ctx context.Context, kvs []*mvccpb.KeyValue) error {
+	if createRevision(kvs) == h.token.Revision() {
+		h.mod = kvs[0].ModRevision
+		return nil
+	}
+	if err := h.entry.s.loseMissing(ctx, h.entry); err != nil {
+		return answered(ctx, err)
+	}
+	return h.err()
+}
+
+// wrote records what the lock key says now.
+func (h *hold) wrote(record lockRecord, mod int64) {
+	h.mod, h.outdated = mod, false
+	c := h.entry.q.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h.entry.record = record
 }
