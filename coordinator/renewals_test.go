@@ -3,6 +3,7 @@ package coordinator_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"testing"
 	"time"
 
@@ -71,6 +72,9 @@ func TestReleaseBesideARenewal(t *testing.T) {
 // A waiter whose member is cut off from the others knows nothing of what they
 // decide: it waits, while the lock passes on, and has its turn afterwards.
 func TestWaiterOnAMemberThatIsCutOff(t *testing.T) {
+	if os.Getenv(embedded.BinaryEnv) != "" {
+		t.Skip("only members in this process can be cut off from each other")
+	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3})
 	label(t)
 	lead := etcd.Leader(t)
