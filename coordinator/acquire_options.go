@@ -66,10 +66,15 @@ func MaxHold(d time.Duration) AcquireOption {
 	}
 }
 
-// Raise runs the barriers after the grant and before Acquire returns it: each is
-// the Advance of a guard for a resource that this lock covers. Once it has
-// returned, no older holder can change the resource, so what is read from then
-// on stays true. Without it, the state that a new holder reads can still be
+// Raise runs the barriers after the grant and before Acquire returns it: each
+// calls the Advance of a guard for a resource that this lock covers.
+//
+//	coordinator.Raise(func(ctx context.Context, t revisionfence.Token) error {
+//		return guard.Advance(ctx, t.Lock(), t) // the name that the guard has for the resource
+//	})
+//
+// Once it has returned, no older holder can change the resource, so what is read
+// from then on stays true. Without it, the state that a new holder reads can still be
 // overwritten by a write of the old one that is under way.
 //
 // If a barrier fails, the lock is released and its error returned.

@@ -6,7 +6,9 @@
 //	err = c.Do(ctx, "orders/42", func(ctx context.Context, g *coordinator.Grant) error {
 //		kv, err := guard.KV(g) // etcdguard: every write carries g's token
 //		...
-//	}, coordinator.Raise(barriers...))
+//	}, coordinator.Raise(func(ctx context.Context, t revisionfence.Token) error {
+//		return guard.Advance(ctx, t.Lock(), t) // before anything is read
+//	}))
 //
 // # What there is
 //

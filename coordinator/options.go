@@ -36,7 +36,9 @@ type Options struct {
 	// Prefix is where locks, sessions and marks live in etcd. Two coordinators
 	// exclude each other only under the same prefix of the same cluster. It must
 	// end in "/", and not lie among the locks, sessions or marks of another: then
-	// no session opens, with [ErrInvalidOption]. Defaults to [DefaultPrefix].
+	// no session opens, with [ErrInvalidOption]. That is seen only if the outer
+	// prefix was used first and its epoch record can be read; else nothing tells.
+	// Defaults to [DefaultPrefix].
 	Prefix string
 
 	// Directory puts the queue of a lock where another program has it: that of

@@ -85,6 +85,11 @@
 //     [Rule.Floor] for repairs. Check the token before an operation ID opens any
 //     door; when it is stale and the operation is known, fill in
 //     [StaleError.Applied].
+//   - Where owners are stored, store that of a write with its mark, and none with
+//     the mark of an Advance, which knows no owner: the next write with an equal
+//     token stores its own. See [CheckOwner].
+//   - Refuse a context that has ended in every method, and change nothing: in
+//     writes and in Advance, Mark, Marks and SetFloor too.
 //   - Keep the mark when the value is deleted. That costs one small record for
 //     every resource that ever had a token, for ever; whoever removes it must know
 //     that no old owner is left.

@@ -117,7 +117,9 @@ func ForResource(resource string, err error) error {
 
 // CheckOwner is for a guard that stores the owner beside the mark: call it when
 // the presented token equals the mark. It returns [ErrOwnerMismatch] if both
-// owners are known and differ.
+// owners are known and differ. An empty owner is one that is not known: that of a
+// mark which [Guard.Advance] has raised, until a write with an equal token stores its
+// own.
 func CheckOwner(stored, presented string) error {
 	if stored == "" || presented == "" || stored == presented {
 		return nil
