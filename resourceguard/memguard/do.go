@@ -2,6 +2,7 @@ package memguard
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -37,11 +38,14 @@ func (c *Cell) Delete() { c.value, c.exists = nil, false }
 // of fn comes back wrapped, and nothing is changed, the mark included.
 //
 // Besides the errors of [resourceguard.Rule.Admit], Do fails with
-// [resourceguard.ErrInvalid] (see [resourceguard.Write.Check]),
+// [resourceguard.ErrInvalid] (see [resourceguard.Write.Check], or fn is nil),
 // [resourceguard.ErrOperationReused] and [resourceguard.ErrOwnerMismatch].
 func (g *Guard) Do(ctx context.Context, w resourceguard.Write, fn func(*Cell) (value []byte, err error)) (resourceguard.Result, error) {
 	if err := w.Check(); err != nil {
 		return resourceguard.Result{}, refuse(w.Resource, err)
+	}
+	if fn == nil {
+		return resourceguard.Result{}, refuse(w.Resource, fmt.Errorf("%w: fn is nil; give the function that reads and writes the value", resourceguard.ErrInvalid))
 	}
 	var result resourceguard.Result
 	err := g.step(ctx, w.Resource, func(rule resourceguard.Rule, r *record) (err error) {

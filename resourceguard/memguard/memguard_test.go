@@ -245,6 +245,14 @@ func TestInvalidWritesAreRefused(t *testing.T) {
 	}
 }
 
+func TestNoFunctionIsRefused(t *testing.T) {
+	guard := newGuard(t, memguard.Options{})
+	_, err := guard.Do(t.Context(), write(t, 5, ""), nil)
+	if !errors.Is(err, resourceguard.ErrInvalid) || resourceguard.OutcomeOf(err) != resourceguard.NotApplied || !strings.Contains(err.Error(), "fn is nil") {
+		t.Errorf("Do without a function: %v", err)
+	}
+}
+
 func TestFloorRecordSaysWhatItReplaced(t *testing.T) {
 	g := newGuard(t, memguard.Options{})
 	before := time.Now()
