@@ -91,8 +91,12 @@ func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 	t.Helper()
 	var findings []Finding
 	for _, p := range Properties() {
+		var mistake error
 		t.Run(p.Name, func(t *testing.T) {
 			h := newHarness(t)
+			if mistake = h.validate(); mistake != nil {
+				t.Fatalf("the harness: %v", mistake)
+			}
 			f := Finding{Property: p.Name, Skipped: p.Skip(h)}
 			findings = append(findings, f)
 			if f.Skipped != "" {
@@ -100,6 +104,9 @@ func Run(t *testing.T, newHarness func(t *testing.T) Harness) {
 			}
 			p.Check(t, h)
 		})
+		if mistake != nil {
+			return // each of the others would say the same
+		}
 	}
 	if text := Skipped(findings); text != "" {
 		t.Log(text)
@@ -144,15 +151,20 @@ type Finding struct {
 
 // Examine checks every property, or only the named ones, without failing t, and
 // returns what it saw. It is for a guard with a deliberate defect. newHarness gets
-// the real t, so that what it fails is not taken for the guard's defect.
+// the real t, so that what it fails is not taken for the guard's defect. What is
+// wrong with the harness itself, or with a name, fails t.
 func Examine(t *testing.T, newHarness func(t *testing.T) Harness, properties ...string) []Finding {
 	t.Helper()
+	chosen, err := named(properties)
+	if err != nil {
+		t.Fatalf("guardtest: %v", err)
+	}
 	var findings []Finding
-	for _, p := range Properties() {
-		if len(properties) > 0 && !slices.Contains(properties, p.Name) {
-			continue
-		}
+	for _, p := range chosen {
 		h := newHarness(t)
+		if err := h.validate(); err != nil {
+			t.Fatalf("the harness: %v", err)
+		}
 		f := Finding{Property: p.Name, Skipped: p.Skip(h)}
 		if f.Skipped == "" {
 			f.Failures = record(t, p, h)
@@ -160,6 +172,29 @@ func Examine(t *testing.T, newHarness func(t *testing.T) Harness, properties ...
 		findings = append(findings, f)
 	}
 	return findings
+}
+
+// named returns the properties of these names, or all if there are none. A name
+// that is passed over would be a defect that nothing has looked for.
+func named(names []string) ([]Property, error) {
+	all := Properties()
+	if len(names) == 0 {
+		return all, nil
+	}
+	var chosen []Property
+	known := make([]string, 0, len(all))
+	for _, p := range all {
+		known = append(known, p.Name)
+		if slices.Contains(names, p.Name) {
+			chosen = append(chosen, p)
+		}
+	}
+	for _, name := range names {
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("there is no property %q; there are %s", name, strings.Join(known, ", "))
+		}
+	}
+	return chosen, nil
 }
 
 // record runs the check in a goroutine, which Fatalf ends, as package testing

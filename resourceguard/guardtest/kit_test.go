@@ -1,6 +1,8 @@
 package guardtest_test
 
 import (
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -192,25 +194,62 @@ func TestSkippedNamesEachReasonOnce(t *testing.T) {
 	}
 }
 
-func TestUndeclaredLackFails(t *testing.T) {
-	for name, spoil := range map[string]func(*guardtest.Harness){
-		"no way to corrupt a mark":       func(h *guardtest.Harness) { h.CorruptMark = nil },
-		"no way to read the audit trail": func(h *guardtest.Harness) { h.Reasons = nil },
-		"no grants":                      func(h *guardtest.Harness) { h.Grant = nil },
-		"authority without an end":       func(h *guardtest.Harness) { h.AuthorityChecked, h.EndGrant = true, nil },
-		"no reason given":                func(h *guardtest.Harness) { h.Lacks = map[guardtest.Capability]string{guardtest.Owners: ""} },
-		"no such capability":             func(h *guardtest.Harness) { h.Lacks = map[guardtest.Capability]string{"onwers": "a typing error"} },
-	} {
-		t.Run(name, func(t *testing.T) {
-			findings := guardtest.Examine(t, func(*testing.T) guardtest.Harness {
-				h := modelHarness{}.new()
+// misuse are uses of the kit that fail the test, and what it then says, once.
+var misuse = map[string]struct {
+	spoil func(*guardtest.Harness)
+	names []string
+	want  string
+}{
+	"no way to corrupt a mark":       {spoil: func(h *guardtest.Harness) { h.CorruptMark = nil }, want: "Harness.CorruptMark is required"},
+	"no way to read the audit trail": {spoil: func(h *guardtest.Harness) { h.Reasons = nil }, want: "Harness.Reasons is required"},
+	"no grants":                      {spoil: func(h *guardtest.Harness) { h.Grant = nil }, want: "Harness.Grant is required"},
+	"authority without an end": {
+		spoil: func(h *guardtest.Harness) { h.AuthorityChecked, h.EndGrant = true, nil }, want: "Harness.EndGrant is required",
+	},
+	"no reason given": {
+		spoil: func(h *guardtest.Harness) { h.Lacks = map[guardtest.Capability]string{guardtest.Owners: ""} }, want: "has no reason",
+	},
+	"no such capability": {
+		spoil: func(h *guardtest.Harness) { h.Lacks = map[guardtest.Capability]string{"onwers": "a typing error"} }, want: "is no capability",
+	},
+	"no such property": {names: []string{"AcceptsEqualToken", "AcceptsEqualTokne"}, want: `no property "AcceptsEqualTokne"; there are `},
+}
+
+const misuseEnv = "GUARDTEST_MISUSE"
+
+// TestMisuseFailsOnce runs itself: a test that fails is what it is about.
+func TestMisuseFailsOnce(t *testing.T) {
+	if how := os.Getenv(misuseEnv); how != "" {
+		use, name, _ := strings.Cut(how, ":")
+		newHarness := func(*testing.T) guardtest.Harness {
+			h := modelHarness{}.new()
+			if spoil := misuse[name].spoil; spoil != nil {
 				spoil(&h)
-				return h
-			}, "AcceptsEqualToken")
-			if len(findings[0].Failures) == 0 {
-				t.Error("the kit did not notice")
 			}
-		})
+			return h
+		}
+		if use == "Run" {
+			guardtest.Run(t, newHarness)
+		} else {
+			guardtest.Examine(t, newHarness, misuse[name].names...)
+		}
+		return
+	}
+	for name, m := range misuse {
+		for _, use := range []string{"Run", "Examine"} {
+			if use == "Run" && m.names != nil {
+				continue // it takes none
+			}
+			cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestMisuseFailsOnce$")
+			cmd.Env = append(os.Environ(), misuseEnv+"="+use+":"+name)
+			out, err := cmd.CombinedOutput()
+			if err == nil || strings.Count(string(out), m.want) != 1 {
+				t.Errorf("%s, %s: %v, want %q once in\n%s", use, name, err, m.want, out)
+			}
+			if m.names != nil && !strings.Contains(string(out), "RejectsStaleToken") {
+				t.Errorf("%s, %s: the known ones are not named in\n%s", use, name, out)
+			}
+		}
 	}
 }
 
