@@ -53,6 +53,8 @@ func (o *Options) fences(f Fenced) ([]fence, error) {
 	case n == 0 && isSource && o.Mode == HighWater:
 		t := source.Token()
 		return []fence{{directory: o.directory(t.Lock()), token: t}}, nil
+	case n == 0 && isSource:
+		return nil, fmt.Errorf("%w that mode Held can check: it compares the lock's key, and this fence has a token and no key; give the grant itself, or use mode HighWater", resourceguard.ErrNoToken)
 	case n == 0:
 		return nil, fmt.Errorf("%w: the fence has no compares", resourceguard.ErrNoToken)
 	case n > maxFences:

@@ -107,6 +107,9 @@ func TestKVRefuses(t *testing.T) {
 		if !errors.Is(err, test.want) || resourceguard.OutcomeOf(err) != resourceguard.NotApplied {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
 		}
+		if name == "token alone" && !strings.Contains(err.Error(), "give the grant itself, or use mode HighWater") {
+			t.Errorf("%s: does not say what to do: %v", name, err)
+		}
 	}
 	lying := lying{grant: g, token: token("l", g.token.Revision()+1)}
 	if _, err := s.guard.KV(lying); !errors.Is(err, resourceguard.ErrInvalid) {
