@@ -9,8 +9,10 @@
 //
 // A [Harness]: functions that open the guard, make resources and grants, and look
 // at the resource behind the guard's back; and a [Subject], which is the guard
-// with writing brought into one form. Most are a few lines each. The smallest
-// complete harness is the one of package memguard, in its conformance_test.go.
+// with writing brought into one form. Most are a few lines each. The example of
+// [Run] is a small guard with its harness, to copy. That of package memguard, in its
+// conformance_test.go, lacks nothing; it damages a mark by a function that only
+// memguard's own tests have.
 //
 // # What is checked
 //
