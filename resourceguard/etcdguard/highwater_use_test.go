@@ -202,10 +202,14 @@ func TestRefusalByTheMarkCostsOneRequest(t *testing.T) {
 // start: the storage version is the last of that.
 func (s *setup) quietIndex(t *testing.T) uint64 {
 	t.Helper()
+	ctx := soon(t)
 	for {
-		status, err := s.truth.Status(t.Context(), s.etcd.Endpoints()[0])
+		status, err := s.truth.Status(ctx, s.etcd.Endpoints()[0])
 		if err != nil {
 			t.Fatal(err)
+		}
+		if strings.HasPrefix(status.Version, "3.5.") {
+			t.Skip("etcd 3.5 tells nobody its storage version")
 		}
 		if release := status.Version[:strings.LastIndexByte(status.Version, '.')]; status.StorageVersion == release+".0" {
 			return status.RaftIndex
