@@ -96,9 +96,10 @@ func changedFields(m *Member) (map[string]any, error) {
 	if m.opts.Config == nil {
 		return nil, nil
 	}
-	s := m.spec()
-	before, after := s.config(), s.config()
-	m.opts.Config(after)
+	before, after, err := m.configured()
+	if err != nil {
+		return nil, err
+	}
 	changes := make(map[string]any)
 	was, is := reflect.ValueOf(before).Elem(), reflect.ValueOf(after).Elem()
 	for _, field := range reflect.VisibleFields(reflect.TypeFor[embed.Config]()) {

@@ -57,7 +57,7 @@ type Cluster struct {
 // and the test fails at once if it cannot be had. Nil options are fine.
 func Start(t TB, opts *Options) *Cluster {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	ctx, cancel := boundStart(context.Background())
 	defer cancel()
 	c, err := run(ctx, opts)
 	if err != nil {
@@ -79,13 +79,24 @@ func Start(t TB, opts *Options) *Cluster {
 }
 
 // Run starts an etcd for a program, which closes it. The ctx bounds the start
-// and nothing else. Nil options are fine.
+// and nothing else; one without a deadline gets that of [Start], 60 seconds. Nil
+// options are fine.
 func Run(ctx context.Context, opts *Options) (*Cluster, error) {
+	ctx, cancel := boundStart(ctx)
+	defer cancel()
 	c, err := run(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// boundStart keeps the caller's deadline.
+func boundStart(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, bounded := ctx.Deadline(); bounded {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, startTimeout)
 }
 
 // run returns a closed cluster beside the error when there are logs to show.
@@ -180,8 +191,14 @@ func (c *Cluster) NewClient(t TB, adjust ...func(*clientv3.Config)) *clientv3.Cl
 	return client
 }
 
-// Member returns a member by its index, which is 0 for the only one.
-func (c *Cluster) Member(i int) *Member { return c.members[i] }
+// Member returns a member by its index, which is 0 for the only one. It panics if
+// there is none, since it has no test to fail.
+func (c *Cluster) Member(i int) *Member {
+	if err := c.exists(i); err != nil {
+		panic(err)
+	}
+	return c.members[i]
+}
 
 // Dir returns the directory of the data: that of member 0 is in its member0, and
 // so on.

@@ -1,6 +1,9 @@
 package embedded
 
-import "context"
+import (
+	"context"
+	"fmt"
+)
 
 // Stop shuts members down, by index; member 0 when none is named. Data, port
 // and clients stay.
@@ -59,9 +62,16 @@ func (c *Cluster) each(t TB, members []int, do func(*Member, context.Context) er
 // has fails the test when there is no member with this index.
 func (c *Cluster) has(t TB, i int) bool {
 	t.Helper()
-	if i < 0 || i >= len(c.members) {
-		t.Fatalf("embedded: there is no member %d, there are %d", i, len(c.members))
+	if err := c.exists(i); err != nil {
+		t.Fatalf("%v", err)
 		return false
 	}
 	return true
+}
+
+func (c *Cluster) exists(i int) error {
+	if i < 0 || i >= len(c.members) {
+		return fmt.Errorf("embedded: there is no member %d, there are %d, counted from 0", i, len(c.members))
+	}
+	return nil
 }

@@ -212,12 +212,11 @@ func (m *Member) run(ctx context.Context) (runner, error) {
 	case m.opts.Process:
 		return startProcess(ctx, m, m.cluster.logs)
 	}
-	s := m.spec()
-	config := s.config()
-	if m.opts.Config != nil {
-		m.opts.Config(config)
+	_, config, err := m.configured()
+	if err != nil {
+		return nil, err
 	}
-	l, err := startLocal(config, m.cluster.logs.logger(s.Name))
+	l, err := startLocal(config, m.cluster.logs.logger(config.Name))
 	if err != nil {
 		return nil, err // a nil *local is no nil runner
 	}

@@ -52,7 +52,9 @@ type Options struct {
 	// Config is called with the configuration of each member just before it
 	// starts, also at each restart, for anything that has no option here. In
 	// process mode only numbers, strings and booleans can be changed: the rest
-	// does not reach the child, and changing it is refused.
+	// does not reach the child, and changing it is refused. So is a change of the
+	// name, the directory, or the addresses that this package looks for the member
+	// at; further addresses can be appended.
 	// Defaults to no change.
 	Config func(*embed.Config)
 }
@@ -63,7 +65,8 @@ const BinaryEnv = "ETCD_FENCE_TEST_ETCD"
 
 // ErrUnsupported is returned for what a cluster of this kind, or this operating
 // system, cannot do: Pause without Options.Process, Options.Process on Windows, a
-// change of configuration that does not reach a member in another process.
+// change of configuration that does not reach a member in another process, or
+// after which this package would not find the member.
 var ErrUnsupported = errors.New("embedded: not supported")
 
 func (o *Options) validate() error {
