@@ -43,7 +43,10 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		return exitUsage
 	}
 	if o.help {
-		fmt.Fprint(stdout, usage)
+		if _, err := fmt.Fprint(stdout, usage); err != nil {
+			fmt.Fprintf(stderr, "%s: error: %v\n", program, &outputError{reason(err)})
+			return exitFailed
+		}
 		return exitOK
 	}
 
@@ -60,7 +63,14 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	if err == nil {
 		ok, err = demonstrate(ctx, o, newOutput(stdout, cancel), styleFor(stdout))
 	}
+	unwritten := (*outputError)(nil)
 	switch interrupted := (*interruptedError)(nil); {
+	case errors.As(context.Cause(ctx), &unwritten):
+		fmt.Fprintf(stderr, "%s: error: %v\n", program, unwritten)
+		if left := (*leftError)(nil); errors.As(err, &left) {
+			fmt.Fprintf(stderr, "%s: error: %v\n", program, left)
+		}
+		return exitFailed
 	case errors.As(context.Cause(ctx), &interrupted):
 		// What was under way failed because of it; that is not worth telling.
 		if left := (*leftError)(nil); errors.As(err, &left) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"strings"
 	"time"
@@ -53,11 +54,12 @@ func (g *ground) why(ctx context.Context, err error, bound time.Duration) error 
 	case is(rpctypes.ErrUserEmpty):
 		return fmt.Errorf("etcd at %s has authentication on, and nobody is logged in; give --user", g.target)
 	case is(rpctypes.ErrPermissionDenied):
-		who := "this client"
-		if g.target.User != "" {
-			who = fmt.Sprintf("the user %q", g.target.User)
+		need := fmt.Sprintf("a role needs: etcdctl role grant-permission ROLE readwrite --prefix %s (role add makes one, and user grant-role gives it to a user)", prefixes)
+		if g.target.User == "" {
+			// With a client certificate etcd takes its common name for a user.
+			return fmt.Errorf("etcd at %s has authentication on, and nobody is logged in who may read and write below %s; give --user; %s", g.target, prefixes, need)
 		}
-		return fmt.Errorf("%s may not read and write below %s; a role for it can be made with: etcdctl role grant-permission ROLE readwrite --prefix %s", who, prefixes, prefixes)
+		return fmt.Errorf("the user %q may not read and write below %s; %s", g.target.User, prefixes, need)
 	case errors.Is(err, context.DeadlineExceeded), status.Code(err) == codes.DeadlineExceeded, status.Code(err) == codes.Unavailable:
 		return fmt.Errorf("no etcd answers within %v: %s", bound, strings.Join(g.whyNot(ctx), "; "))
 	}
@@ -95,6 +97,9 @@ func (g *ground) look(ctx context.Context, endpoint string) string {
 		// Whoever completes a handshake speaks TLS.
 		probe := &tls.Config{InsecureSkipVerify: true} // nothing is sent, and nothing believed
 		if err := greet(ctx, conn, probe, endpoint); err == nil || isAlert(err) {
+			if scheme == "http" {
+				return "wants TLS, and its address says http://: write https:// or leave the scheme out"
+			}
 			return "wants TLS; give --cacert, or --insecure-transport=false if its certificate is one that everybody trusts"
 		}
 		return "accepts connections, and is no etcd or has no leader; check --endpoints"
@@ -149,6 +154,9 @@ func isAlert(err error) bool {
 func reason(err error) error {
 	if op := (*net.OpError)(nil); errors.As(err, &op) {
 		return op.Err
+	}
+	if file := (*fs.PathError)(nil); errors.As(err, &file) {
+		return file.Err
 	}
 	return err
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -34,6 +35,14 @@ func untilSignal(stderr io.Writer) (context.Context, context.CancelCauseFunc) {
 	return ctx, cancel
 }
 
+// outputError is the cause with which the demo's context ends when what it tells
+// cannot be written, as on a full disk.
+type outputError struct{ err error }
+
+func (e *outputError) Error() string { return fmt.Sprintf("write standard output: %v", e.err) }
+
+func (e *outputError) Unwrap() error { return e.err }
+
 // output is a standard output of which the reader may go away, as that of
 // "| head" does: then the demo is over, too.
 type output struct {
@@ -50,8 +59,11 @@ func newOutput(w io.Writer, cancel context.CancelCauseFunc) *output {
 
 func (o *output) Write(p []byte) (int, error) {
 	n, err := o.Writer.Write(p)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EPIPE):
 		o.cancel(&interruptedError{syscall.SIGPIPE})
+	case err != nil:
+		o.cancel(&outputError{reason(err)})
 	}
 	return n, err
 }
