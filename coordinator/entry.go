@@ -45,6 +45,13 @@ type entry struct {
 // slowAcquire is the time after which an acquire counts as slow.
 const slowAcquire = time.Second
 
+// lingers reports whether a copy of a write may be under way that was answered with
+// err. That there is no space is told of a request that is over; only a proxy that
+// sent it twice can have another, and that takes a while.
+func lingers(err error, took time.Duration) bool {
+	return err != nil && !errors.Is(err, rpctypes.ErrNoSpace) || took > slowAcquire
+}
+
 var (
 	// errKeyGone is how a step learns that its lock key does not exist, and
 	// will not.
@@ -128,7 +135,7 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 			Else(clientv3.OpGet(s.key), clientv3.OpGet(e.key), e.q.head()).
 			Commit()
 		cancel()
-		if err != nil || s.c.now().since(sent) > slowAcquire {
+		if lingers(err, s.c.now().since(sent)) {
 			e.slow = true
 		}
 		switch {
@@ -171,7 +178,7 @@ func (e *entry) insert(free clientv3.Cmp) (place, error) {
 // settle finds out what became of an enter that got no clear answer, but this
 // error. The key is kept if somebody still wants it.
 func (e *entry) settle(why error) (place, error) {
-	create, err := e.s.settle(e.key, e.q.wanted())
+	create, err := e.s.settle(e.key, e.q.wanted(), !e.slow)
 	switch {
 	case err != nil:
 		return place{}, err

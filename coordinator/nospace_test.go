@@ -150,6 +150,34 @@ func TestFullEtcdKeepsNoLockTaken(t *testing.T) {
 	}
 }
 
+// An acquire that had no space is over. The session key, which keeps copies out, is
+// not moved for it, now or later: each process would ask a full etcd for more, over
+// and over.
+func TestAcquireWithoutSpaceOwesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFull(t)
+	txns := count(f.w)
+	f.alarm(t, true)
+	ask(t, f.c, "a").refused(t)
+	if _, err := f.c.TryAcquire(within(t, patience), "a"); !errors.Is(err, rpctypes.ErrNoSpace) {
+		t.Error(err)
+	}
+	if _, err := f.c.AcquireAll(within(t, patience), []string{"a", "b"}); !errors.Is(err, rpctypes.ErrNoSpace) {
+		t.Error(err)
+	}
+	f.alarm(t, false)
+	// Nor if it was applied: what it has put is all that came of it.
+	f.refuse(enters)
+	g := acquire(t, f.c, "a")
+	release(t, g)
+	f.refuse(entersAll)
+	all := acquireAll(t, f.c, []string{"a", "b"})
+	releaseAll(t, all)
+	if n, looked := txns.of(settles), txns.of(looks); n != 0 || looked != 6 {
+		t.Errorf("%d settles, and %d looks for 6 acquires", n, looked)
+	}
+}
+
 // The member that finds out that etcd is full applies the request all the same
 // (etcd, server/etcdserver/apply, quotaApplierV3). What was applied must neither be
 // forgotten nor be taken for another's.

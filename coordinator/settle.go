@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -23,6 +24,9 @@ type unsettled struct {
 	// adopt asks to keep the key if it exists. A key for which a delete was
 	// ever sent cannot be adopted: the delete may still be on its way.
 	adopt bool
+	// over says that no copy of the acquire is under way: what etcd holds now is all
+	// that came of it.
+	over bool
 
 	done   chan struct{}
 	create int64 // of the key, if it exists and was kept; 0: it is gone for good
@@ -46,8 +50,8 @@ type settler struct {
 // copy of the acquire that is still on its way can create it. (While etcd has no
 // space for a put, a copy could not either; see owe.) It fails only with
 // errSessionOver.
-func (s *session) settle(key string, adopt bool) (create int64, err error) {
-	u := &unsettled{key: key, adopt: adopt, done: make(chan struct{})}
+func (s *session) settle(key string, adopt, over bool) (create int64, err error) {
+	u := &unsettled{key: key, adopt: adopt, over: over, done: make(chan struct{})}
 	s.settleAll([]*unsettled{u})
 	return u.create, u.err
 }
@@ -119,10 +123,14 @@ func (t *settler) take() (batch []*unsettled, ok bool) {
 
 // settle goes on until there is an answer, or the session is over. What is owed
 // alone is tried once.
+//
+// Acquires that are over need no put. They are those that etcd had no space for: one
+// that is full is not asked again and again for more, by everybody who wants a lock.
 func (t *settler) settle(batch []*unsettled) error {
+	put := len(batch) == 0 || slices.ContainsFunc(batch, func(u *unsettled) bool { return !u.over })
 	for pause := newPause(); t.s.trusted(); pause.wait(t.s.ctx) {
-		err := t.once(batch, true)
-		if full := errors.Is(err, rpctypes.ErrNoSpace); full || err == nil {
+		err := t.once(batch, put)
+		if full := errors.Is(err, rpctypes.ErrNoSpace); put && (full || err == nil) {
 			t.s.c.mu.Lock()
 			t.owed = full
 			t.s.c.mu.Unlock()

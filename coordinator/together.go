@@ -183,7 +183,7 @@ func (t *together) enter() (create int64, err error) {
 			Else(clientv3.OpGet(s.key, clientv3.WithKeysOnly()), clientv3.OpGet(t.entries[0].key, clientv3.WithKeysOnly())).
 			Commit()
 		cancel()
-		if err != nil || s.c.now().since(sent) > slowAcquire {
+		if lingers(err, s.c.now().since(sent)) {
 			for _, e := range t.entries {
 				e.slow = true
 			}
@@ -217,7 +217,8 @@ func (t *together) enter() (create int64, err error) {
 func (t *together) undo(why error) error {
 	var keys []*unsettled
 	for _, e := range t.entries {
-		keys = append(keys, &unsettled{key: e.key, done: make(chan struct{})})
+		over := errors.Is(why, rpctypes.ErrNoSpace) && !e.slow
+		keys = append(keys, &unsettled{key: e.key, over: over, done: make(chan struct{})})
 	}
 	t.s.settleAll(keys)
 	return why

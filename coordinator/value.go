@@ -95,7 +95,7 @@ func (h *hold) write(ctx context.Context, record lockRecord) (done bool, err err
 		return false, h.err()
 	case err != nil && etcdonce.Definite(err):
 		return false, answered(ctx, err)
-	case errors.Is(err, rpctypes.ErrNoSpace) && c.now().since(sent) <= slowAcquire:
+	case err != nil && !lingers(err, c.now().since(sent)):
 		return h.settleWrite(ctx, record, err)
 	case err != nil:
 		return false, fmt.Errorf("%w: %w", ErrUnsettled, answered(ctx, err))

@@ -26,6 +26,7 @@ const (
 	releases       = "release"        // deletes a lock key
 	handsOn        = "hand on"        // deletes one lock key and puts another
 	settles        = "settle"         // moves the session key
+	looks          = "look"           // settles without moving the session key
 	settlesHandOn  = "settle hand-on" // deletes the old lock key, or looks for the new one
 	removes        = "remove"         // deletes a lock key that nobody knows of
 	createsEpoch   = "create epoch"   // writes the epoch record
@@ -74,6 +75,8 @@ func transactionOf(txn *pb.TxnRequest) string {
 		return enrols
 	case putsSession && txn.Success[0].GetRequestPut() != nil:
 		return settles
+	case under(txn.Compare[0].Key, sessionsPrefix):
+		return looks
 	case !deletes:
 		return somethingElse
 	case len(txn.Failure) == 0:
