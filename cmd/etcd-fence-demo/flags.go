@@ -120,7 +120,7 @@ func parseFlags(args, environ []string) (o options, warnings []string, err error
 		o.help = true
 		return o, nil, nil
 	case err != nil:
-		return o, nil, err
+		return o, nil, errors.New(inWords(err.Error()))
 	case fs.NArg() > 0:
 		return o, nil, fmt.Errorf("unexpected argument %q: there are only flags", fs.Arg(0))
 	}
@@ -140,6 +140,25 @@ func parseFlags(args, environ []string) (o options, warnings []string, err error
 		return o, warnings, err
 	}
 	return o, warnings, o.target.check()
+}
+
+// inWords makes of what package flag says what --help says: two dashes, and the
+// values that a switch takes. Only switches are left to its own parser.
+func inWords(text string) string {
+	for _, before := range []string{"for flag -", "for -", "an argument: -", "not defined: -"} {
+		if at := strings.LastIndex(text, before); at >= 0 {
+			at += len(before)
+			name, _, _ := strings.Cut(text[at:], ":")
+			if len(name) > 1 {
+				text = text[:at] + "-" + text[at:]
+			}
+			break
+		}
+	}
+	if rest, found := strings.CutSuffix(text, "parse error"); found {
+		return rest + "want true or false"
+	}
+	return text
 }
 
 // clusterFlags are those that etcdctl has too. Each sets a field of the target.
@@ -215,7 +234,7 @@ func fromEnvironment(fs *flag.FlagSet, given map[string]bool, environ []string) 
 			warnings = append(warnings, variables+rest+" is set and not used here")
 		case !given[name]:
 			if err := f.Value.Set(value); err != nil {
-				return nil, fmt.Errorf("invalid value in the variable %s%s: %w", variables, rest, err)
+				return nil, fmt.Errorf("invalid value in the variable %s%s: %s", variables, rest, inWords(err.Error()))
 			}
 		}
 	}
