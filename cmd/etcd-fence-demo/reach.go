@@ -70,13 +70,21 @@ func (g *ground) why(ctx context.Context, err error, bound time.Duration) error 
 const lookTimeout = time.Second
 
 // whyNot looks at each endpoint by itself, since the client only says that it has
-// waited long enough.
+// waited long enough. What is wrong with several is said once.
 func (g *ground) whyNot(ctx context.Context) []string {
 	var reasons []string
+	having := make(map[string][]string)
 	for _, endpoint := range g.target.Endpoints {
 		bound, cancel := context.WithTimeout(ctx, lookTimeout)
-		reasons = append(reasons, endpoint+": "+g.look(bound, endpoint))
+		reason := g.look(bound, endpoint)
 		cancel()
+		if having[reason] == nil {
+			reasons = append(reasons, reason)
+		}
+		having[reason] = append(having[reason], endpoint)
+	}
+	for i, reason := range reasons {
+		reasons[i] = strings.Join(having[reason], ", ") + ": " + reason
 	}
 	return reasons
 }
