@@ -90,6 +90,14 @@ func (t *settler) owe() {
 	t.startLocked()
 }
 
+// owes sets whether a put is owed, and returns whether one was.
+func (t *settler) owes(owed bool) (before bool) {
+	t.s.c.mu.Lock()
+	defer t.s.c.mu.Unlock()
+	before, t.owed = t.owed, owed
+	return before
+}
+
 func (t *settler) run() {
 	for pause := newPause(); ; {
 		batch, ok := t.take()
@@ -129,14 +137,15 @@ func (t *settler) take() (batch []*unsettled, ok bool) {
 func (t *settler) settle(batch []*unsettled) error {
 	put := len(batch) == 0 || slices.ContainsFunc(batch, func(u *unsettled) bool { return !u.over })
 	for pause := newPause(); t.s.trusted(); pause.wait(t.s.ctx) {
+		// What comes to be owed from now on, this put may be too early for.
+		owed := put && t.owes(false)
 		err := t.once(batch, put)
-		if full := errors.Is(err, rpctypes.ErrNoSpace); put && (full || err == nil) {
-			t.s.c.mu.Lock()
-			t.owed = full
-			t.s.c.mu.Unlock()
-			if full && len(batch) > 0 {
-				err = t.once(batch, false)
-			}
+		full := errors.Is(err, rpctypes.ErrNoSpace)
+		if full || owed && err != nil {
+			t.owes(true)
+		}
+		if full && put && len(batch) > 0 {
+			err = t.once(batch, false)
 		}
 		if err == nil || errors.Is(err, errSessionOver) || len(batch) == 0 {
 			return err
