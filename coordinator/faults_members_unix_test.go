@@ -23,17 +23,21 @@ func TestFaultsOfMembers(t *testing.T) {
 		member func(*testing.T) int
 		strike func(embedded.TB, ...int)
 		mend   func(embedded.TB, ...int)
+		ttl    time.Duration
 	}{
-		{"leader killed", leader, etcd.Kill, etcd.Restart},
-		{"connected member killed", follower, etcd.Kill, etcd.Restart},
-		{"leader stopped, and continued as a leader of the past", leader, etcd.Pause, etcd.Resume},
-		{"connected member stopped", follower, etcd.Pause, etcd.Resume},
+		{"leader killed", leader, etcd.Kill, etcd.Restart, 6 * time.Second},
+		{"connected member killed", follower, etcd.Kill, etcd.Restart, 6 * time.Second},
+		// For a moment after it goes on, such a leader can revoke leases that have run
+		// out by its own count, and live (admitted in etcd-io/etcd#16822). That is a
+		// fault of another row; these outlast the stop.
+		{"leader stopped, and continued as a leader of the past", leader, etcd.Pause, etcd.Resume, 20 * time.Second},
+		{"connected member stopped", follower, etcd.Pause, etcd.Resume, 6 * time.Second},
 	} {
 		victim := f.member(t)
 		s := &scene{etcd: etcd, truth: etcd.Client()}
 		s.client, s.wire = tapped(t, etcd, func(c *clientv3.Config) { c.Endpoints = []string{etcd.Member(victim).Endpoint()} })
 		fault{
-			name: f.name, ttl: 6 * time.Second, reads: maybe, writes: maybe,
+			name: f.name, ttl: f.ttl, reads: maybe, writes: maybe,
 			cause: func(t *testing.T, s *scene) {
 				s.client.SetEndpoints(etcd.Endpoints()...)
 				f.strike(t, victim)

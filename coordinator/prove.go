@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -51,7 +52,8 @@ func (s *session) prove() {
 		case <-s.ctx.Done():
 			return
 		}
-		next := interval
+		var next time.Duration
+		began := s.c.now()
 		switch err := s.proveOnce(interval); {
 		case err == nil:
 			if unlisted++; unlisted >= listEvery {
@@ -65,6 +67,8 @@ func (s *session) prove() {
 			close(s.ticked)
 			s.ticked = make(chan struct{})
 			s.mu.Unlock()
+			// The next proof does not wait longer because the look at the keys did.
+			next = max(0, interval-s.c.now().since(began))
 		case errors.Is(err, rpctypes.ErrLeaseNotFound):
 			s.leaseGone()
 			return
@@ -79,15 +83,38 @@ func (s *session) prove() {
 }
 
 // proveOnce renews the lease. What counts is when the request was sent.
+//
+// A member that has stopped, with its sockets open, answers nothing and fails
+// nothing. So after half of the time there is a second attempt beside the first,
+// which the client's balancer sends elsewhere if there is more than one member.
 func (s *session) proveOnce(bound time.Duration) error {
+	var attempts sync.WaitGroup
+	defer attempts.Wait()
 	ctx, cancel := context.WithTimeout(s.ctx, bound)
-	defer cancel()
-	sent := s.c.now()
-	if _, err := s.c.lessor.KeepAliveOnce(ctx, s.lease); err != nil {
-		return err
+	defer cancel() // and with it the attempt that is not waited for any more
+	answers := make(chan error, 2)
+	attempt := func() {
+		sent := s.c.now()
+		_, err := s.c.lessor.KeepAliveOnce(ctx, s.lease)
+		if err == nil {
+			s.proved(sent)
+		}
+		answers <- err
 	}
-	s.proved(sent)
-	return nil
+	attempts.Go(attempt)
+	late := time.NewTimer(bound / 2)
+	defer late.Stop()
+	for pending := 1; ; {
+		select {
+		case err := <-answers:
+			if pending--; err == nil || pending == 0 || errors.Is(err, rpctypes.ErrLeaseNotFound) {
+				return err
+			}
+		case <-late.C:
+			pending++
+			attempts.Go(attempt)
+		}
+	}
 }
 
 // audit compares the keys that hang on the lease with the keys that this

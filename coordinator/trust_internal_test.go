@@ -26,11 +26,17 @@ type fakeLessor struct {
 	err     error
 	revoked int
 	keys    [][]byte
+	asked   int
+	silent  func(n int) bool // whether the n-th request is never answered
+	hidden  bool             // the list of keys never is
 }
 
 func (f *fakeLessor) answer(ctx context.Context) error {
 	f.mu.Lock()
 	delay, err := f.delay, f.err
+	if f.asked++; f.silent != nil && f.silent(f.asked) {
+		delay = time.Hour
+	}
 	f.mu.Unlock()
 	select {
 	case <-time.After(delay):
@@ -54,6 +60,9 @@ func (f *fakeLessor) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (*c
 }
 
 func (f *fakeLessor) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
+	if f.hidden {
+		<-ctx.Done()
+	}
 	if err := f.answer(ctx); err != nil {
 		return nil, err
 	}
@@ -157,6 +166,41 @@ func TestProvenLeaseIsTrustedForAsLongAsItIsProven(t *testing.T) {
 		for range 60 {
 			time.Sleep(time.Minute)
 			b.holds(t)
+		}
+	})
+}
+
+// One of three members has stopped, and the client asks them in turn, or the same
+// one again and again for a while: no request to it is answered, and none fails.
+func TestStoppedMemberCostsNoLease(t *testing.T) {
+	for name, silent := range map[string]func(n int) bool{
+		"in turn":                   func(n int) bool { return n%3 == 0 },
+		"each first of two":         func(n int) bool { return n%2 == 1 },
+		"five in a row, then seven": func(n int) bool { return n%12 < 5 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			trusting(t, func(t *testing.T, b *bench) {
+				b.lessor.mu.Lock()
+				b.lessor.silent = silent
+				b.lessor.mu.Unlock()
+				for range 10 {
+					time.Sleep(time.Minute)
+					b.holds(t)
+				}
+			})
+		})
+	}
+}
+
+// The look at the keys comes after the proof, and takes nothing from the next.
+func TestProofsDoNotWaitForTheListOfKeys(t *testing.T) {
+	trusting(t, func(t *testing.T, b *bench) {
+		b.lessor.hidden = true
+		for range 600 {
+			time.Sleep(100 * time.Millisecond)
+			if left, want := b.g.TrustedFor(), 9*time.Second-proofInterval(b.s.ttl)-time.Millisecond; left < want {
+				t.Fatalf("trusted for %v, want at least %v", left, want)
+			}
 		}
 	})
 }
