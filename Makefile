@@ -3,7 +3,7 @@
 # Every task runs in each module of the repository, since ./... stops at the
 # border of a module. Nothing but Go, make, git and the usual Unix tools is
 # needed, except for race and robustness, which need a C compiler because the
-# race detector does.
+# race detector does, and for model, which needs one and spin.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -100,6 +100,10 @@ cross: ## Check that everything, tests included, compiles for Windows and macOS
 .PHONY: api
 api: ## Write the exported API of each module into its golden file
 	CGO_ENABLED=0 go test ./internal/api -update
+
+.PHONY: model
+model: ## Check the protocol's models, with and without each step (needs spin and gcc)
+	sh test/model/run
 
 .PHONY: overlay-check
 overlay-check: ## Check that the demo fails when the guard does not compare

@@ -271,7 +271,8 @@ func (s *session) leaseGone() {
 	}
 }
 
-// bury sees to it that the lease ends.
+// bury sees to it that the lease ends. Step B1: while it is renewed, locks stay
+// taken by a session that holds none.
 func (s *session) bury() {
 	defer close(s.buried)
 	if s.inner != nil {

@@ -21,8 +21,8 @@ const settleBatch = 100
 // unsettled is a lock key of which nobody knows whether it exists, or will.
 type unsettled struct {
 	key string
-	// adopt asks to keep the key if it exists. A key for which a delete was
-	// ever sent cannot be adopted: the delete may still be on its way.
+	// adopt asks to keep the key if it exists. Step S3: a key for which a delete
+	// was ever sent cannot be adopted, as the delete may still be on its way.
 	adopt bool
 	// over says that no copy of the acquire is under way: what etcd holds now is all
 	// that came of it.
