@@ -65,6 +65,8 @@ func (g *Guard) highWater(ctx context.Context, c call) (answer, error) {
 
 // steady lets the marks decide. It is not done if they are not as expected and that
 // alone does not refuse the call.
+//
+// Step M1: the write's own transaction compares the mark, whole.
 func (g *Guard) steady(ctx context.Context, c call, texts []string) (a answer, done bool, err error) {
 	t := transaction{reads: c.reads}
 	for i := range c.claims {
@@ -187,7 +189,11 @@ func (g *Guard) decide(c call, v view) (plan, error) {
 	return p, nil
 }
 
-// step decides about one claim.
+// step decides about one claim. Step M2: whatever it decides holds for the mark that
+// it saw, so of two writes that find the same mark one is decided anew. To raise it,
+// step M3: the lock key must exist with the token as its create revision, or a token
+// that ended, or was never given, could raise. Step M4: it must be the first in the
+// queue, as the key of a waiter exists as well.
 func (g *Guard) step(c call, v view, i int) (step, error) {
 	cl, m := &c.claims[i], v.marks[i]
 	t, err := cl.token(v.epoch)

@@ -39,6 +39,7 @@ func (g *Guard) fencedBy(fences []fence) *fencedKV {
 	}
 	for i := range fences {
 		kv.protected = append(kv.protected, under(fences[i].directory))
+		// Step F1: the write's own transaction compares, and not a read before it.
 		kv.compares = append(kv.compares, fences[i].compare())
 		kv.owners = append(kv.owners, firstIn(fences[i].directory))
 		kv.floor = max(kv.floor, fences[i].token.Revision())
