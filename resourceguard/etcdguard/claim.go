@@ -47,12 +47,30 @@ func (g *Guard) claim(resource string, fences []fence) (claim, error) {
 			return c, fmt.Errorf("the lock that guards %q: %w", resource, err)
 		}
 	}
-	i := slices.IndexFunc(fences, func(f fence) bool { return f.token.Lock() == c.lock })
+	i := slices.IndexFunc(fences, func(f fence) bool { return g.opts.ofLock(f, c.lock) })
 	if i < 0 {
 		return c, fmt.Errorf("%w: resource %q is guarded by lock %q, and the token is %s", resourceguard.ErrWrongLock, resource, c.lock, fences[0].token)
 	}
-	c.fence = &fences[i]
+	f := fences[i]
+	if f.token.Lock() != c.lock {
+		// Of a directory that the user has chosen only the path was known.
+		var err error
+		if f.token, err = revisionfence.New(c.lock, f.token.Epoch(), f.token.Revision()); err != nil {
+			return c, fmt.Errorf("%w: resource %q: %w", resourceguard.ErrInvalid, resource, err)
+		}
+	}
+	c.fence = &f
 	return c, nil
+}
+
+// ofLock reports whether a fence is of the lock with this name. Where the token was
+// made out of a directory that the user has chosen, it does not tell the name, and the
+// directory does.
+func (o *Options) ofLock(f fence, lock string) bool {
+	if f.epochless && o.Directory != nil {
+		return o.directory(lock) == f.directory
+	}
+	return f.token.Lock() == lock
 }
 
 // claims are the resources that the operations touch, each once.

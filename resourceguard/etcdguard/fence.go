@@ -127,6 +127,12 @@ func (f *fence) present(o *Options, t revisionfence.Token, revision int64) error
 // derive makes the token out of the lock key, where several grants name none. The
 // key does not tell the epoch, and only error messages would.
 func (f *fence) derive(o *Options, revision int64) error {
+	if o.Mode == HighWater && o.Directory != nil && o.Resource == nil {
+		// A mark named by the path would stand beside that of the lock's own name,
+		// and an owner who goes by the one would not see who raised the other.
+		return fmt.Errorf("%w: the fence has no token, and Options.Directory does not tell which lock %q is, whose mark decides: set Options.Resource, or fence by one grant",
+			resourceguard.ErrInvalid, f.directory)
+	}
 	lock, err := o.lockIn(f.directory)
 	if err != nil {
 		return err

@@ -61,6 +61,10 @@ type Options struct {
 	// Directory returns the directory in etcd of a lock's keys, ending in "/", for
 	// a coordinator that was given the same function. Defaults to the directory
 	// under Prefix that the coordinator uses.
+	//
+	// It does not tell the lock of a directory. So in mode HighWater several grants at
+	// once, which name no lock, need Resource; else [Guard.KV] refuses them with
+	// [resourceguard.ErrInvalid].
 	Directory func(lock string) string
 
 	// LockOf names the lock that guards a resource. With it, a write under the grant
