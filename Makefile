@@ -13,6 +13,8 @@ BENCH ?= .
 COUNT ?= 20
 FUZZTIME ?= 10s
 ARGS ?=
+# FLAGS=-short leaves out what takes minutes, from race and compat.
+FLAGS ?=
 
 GOLANGCI := $(CURDIR)/.tools/golangci-lint
 
@@ -49,8 +51,8 @@ test: ## Run all tests
 	$(call each,$(MODULES),CGO_ENABLED=0 go test ./...)
 
 .PHONY: race
-race: ## Run all tests with the race detector
-	$(call each,$(OURS),go test -race ./...)
+race: ## Run all tests with the race detector (FLAGS=-short: most)
+	$(call each,$(OURS),go test -race $(FLAGS) ./...)
 
 .PHONY: robustness
 robustness: ## Run the tests of leases and queues COUNT times with the race detector
@@ -110,9 +112,8 @@ overlay-check: ## Check that the demo fails when the guard does not compare
 	sh .ci/overlay-check
 
 # The suites on servers that they were not written for. Those are built here, each
-# from a module of its own. FLAGS=-short leaves out the tests of all faults.
+# from a module of its own.
 COMPAT ?= etcd35 etcd36
-FLAGS ?=
 COMPAT_PACKAGES := ./coordinator/... ./internal/etcdonce/... ./resourceguard/etcdguard/...
 
 .PHONY: compat
