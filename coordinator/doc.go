@@ -60,8 +60,8 @@
 // That a restore of etcd from a backup is noticed. Revisions go back then, and
 // tokens repeat. A cluster of another ID is refused with [ErrRestored], but a
 // restored cluster can keep its ID. So is a prefix whose epoch record is missing
-// while sessions or marks lie beside it; once those are gone too, a new record
-// starts at epoch 0. There is no recovery yet. After a restore use a new
+// while sessions, marks or floors lie beside it; once those are gone too, a new
+// record starts at epoch 0. There is no recovery yet. After a restore use a new
 // [Options.Prefix], and new lock names where marks are kept outside of etcd.
 //
 // That the order of waiters in different processes is the order in which they

@@ -50,7 +50,7 @@ func (c *Coordinator) checkNesting(ctx context.Context) error {
 	for outer := range above(c.keys.prefix) {
 		l := layout{prefix: outer}
 		inside := func(place string) bool { return strings.HasPrefix(c.keys.prefix, place) }
-		if !inside(l.locks()) && !inside(l.sessions()) && !inside(l.marks()) && !inside(l.ops()) {
+		if !inside(l.locks()) && !inside(l.sessions()) && !inside(l.marks()) && !inside(l.ops()) && !inside(l.floors()) {
 			continue
 		}
 		resp, err := c.kv.Get(ctx, l.epoch())
@@ -79,7 +79,7 @@ func (c *Coordinator) createEpoch(ctx context.Context, cluster uint64) (epoch, e
 	}
 	resp, err := c.kv.Txn(ctx).
 		If(clientv3.Compare(clientv3.CreateRevision(c.keys.epoch()), "=", 0),
-			empty(c.keys.sessions()), empty(c.keys.marks()), empty(c.keys.ops())).
+			empty(c.keys.sessions()), empty(c.keys.marks()), empty(c.keys.ops()), empty(c.keys.floors())).
 		Then(clientv3.OpPut(c.keys.epoch(), encode(record))).
 		Else(clientv3.OpGet(c.keys.epoch(), clientv3.WithCountOnly())).
 		Commit()
@@ -93,7 +93,7 @@ func (c *Coordinator) createEpoch(ctx context.Context, cluster uint64) (epoch, e
 	case resp.Responses[0].GetResponseRange().Count > 0:
 		return epoch{}, errEpochMoved // another process was first
 	}
-	return epoch{}, &RestoredError{fmt.Sprintf("there is no epoch record %s, though sessions or marks lie beside it", c.keys.epoch())}
+	return epoch{}, &RestoredError{fmt.Sprintf("there is no epoch record %s, though sessions, marks or the records of guards lie beside it", c.keys.epoch())}
 }
 
 // raftIndex asks the first endpoint that answers for its raft index; 0 if none

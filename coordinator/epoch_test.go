@@ -96,6 +96,7 @@ func TestEpochRecordThatMustNotBeActedOn(t *testing.T) {
 		}, coordinator.ErrFormat},
 		"missing beside marks":         {missingBeside("marks/stock"), coordinator.ErrRestored},
 		"missing beside saved results": {missingBeside("ops/stock/1"), coordinator.ErrRestored},
+		"missing beside floors":        {missingBeside("floors/stock/00000000000000000001"), coordinator.ErrRestored},
 		"missing beside a session": {func(t *testing.T, client *clientv3.Client) {
 			acquire(t, newCoordinator(t, client, steady), "held")
 			if _, err := client.Delete(t.Context(), epochKey); err != nil {

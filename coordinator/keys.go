@@ -20,6 +20,7 @@ func (l layout) sessions() string { return l.prefix + "sessions/" }
 func (l layout) locks() string    { return l.prefix + "locks/" }
 func (l layout) marks() string    { return l.prefix + "marks/" }
 func (l layout) ops() string      { return l.prefix + "ops/" }
+func (l layout) floors() string   { return l.prefix + "floors/" }
 
 func (l layout) session(lease clientv3.LeaseID) string {
 	return l.sessions() + leaseHex(lease)

@@ -37,7 +37,7 @@ func TestKeysAreGolden(t *testing.T) {
 	t.Parallel()
 	l := layout{prefix: DefaultPrefix}
 	const lease = 0x694d77aa9e38260f
-	keys := []string{l.epoch(), l.sessions(), l.session(lease), l.locks(), l.marks(), l.ops()}
+	keys := []string{l.epoch(), l.sessions(), l.session(lease), l.locks(), l.marks(), l.ops(), l.floors()}
 	for _, lock := range []string{
 		"orders", "orders/42", "orders/", "a b", "100%", "%2F", "..", ".", "/", "//",
 		"\u00e9", "e\u0301", "\U0001f512", "$&+=:@", ";,?#", "~-_.", "'()*!\"<>[]{}|\\^`",

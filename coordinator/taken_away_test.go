@@ -120,7 +120,7 @@ func TestPrefixInsideOfAnotherIsRefused(t *testing.T) {
 	etcd := cluster(t, nil)
 	outer := newCoordinator(t, etcd.Client(), steady)
 	release(t, acquire(t, outer, "orders"))
-	for _, place := range []string{"locks/orders/", "locks/", "sessions/", "marks/x/", "ops/"} {
+	for _, place := range []string{"locks/orders/", "locks/", "sessions/", "marks/x/", "ops/", "floors/x/"} {
 		opts := steady
 		opts.Prefix = coordinator.DefaultPrefix + place
 		inner := newCoordinator(t, etcd.Client(), opts)

@@ -86,7 +86,7 @@ func TestRolesAreTheLeast(t *testing.T) {
 		"acquire": func(ctx context.Context, a actor) error { return a.acquire(ctx, "free") },
 		"first Ping": func(ctx context.Context, a actor) error {
 			// As if nobody had used the prefix.
-			for _, place := range []string{"sessions/", "marks/", "ops/", "epoch"} {
+			for _, place := range []string{"sessions/", "marks/", "ops/", "floors/", "epoch"} {
 				if _, err := g.root.Delete(ctx, p+place, clientv3.WithPrefix()); err != nil {
 					return err
 				}
@@ -181,7 +181,7 @@ func TestRolesAreTheLeast(t *testing.T) {
 			{p + "marks/", read}:     {"first Ping", "SetFloor"},
 			{p + "marks/", write}:    {"SetFloor"},
 			{p + "ops/", read}:       {"first Ping"},
-			{p + "floors/", read}:    {"SetFloor"},
+			{p + "floors/", read}:    {"first Ping", "SetFloor"},
 			{p + "floors/", write}:   {"SetFloor"},
 		}},
 		{"worker", map[lacking][]string{
