@@ -104,6 +104,9 @@ func TestFaultsThatCanBeUndone(t *testing.T) {
 }
 
 func TestFaultOfFullEtcd(t *testing.T) {
+	if testing.Short() {
+		t.Skip("not in a quick run (-short)")
+	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Config: func(c *embed.Config) { c.QuotaBackendBytes = 8 << 20 }})
 	fault{
 		name: "no space", with: isOneOf(rpctypes.ErrNoSpace), writesFail: true,
