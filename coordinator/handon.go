@@ -70,8 +70,9 @@ func (q *queue) handOn(old *entry, w *waiter) {
 }
 
 // settleHandOn finds out what became of a hand-on that got no clear answer. It
-// needs no put of the session key: once the old key is gone, no copy of the
-// hand-on can apply.
+// needs no put of the session key. Step H4: the old key is deleted, and once it is
+// gone no copy of the hand-on can apply. Step H5: if one did, the new key is there,
+// and is kept for the next waiter.
 func (q *queue) settleHandOn(old, next *entry) {
 	s := old.s
 	old.asked = true

@@ -97,8 +97,8 @@ func (q *queue) awaitNear(ctx context.Context, e *entry, pause pause) (owner boo
 				steady = steady && sameMember(created, resp.Header)
 				decide = line.apply(resp.Events)
 			case <-e.s.tick():
-				// A watch can be silent though things happen: an event was lost,
-				// or a restored server waits for a revision of its future.
+				// Step T1: a watch can be silent though things happen: an event was
+				// lost, or a restored server waits for a revision of its future.
 				decide, steady = true, false
 			case <-e.gone:
 				return false, nil
