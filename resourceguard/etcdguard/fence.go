@@ -78,8 +78,23 @@ func (o *Options) fences(f Fenced) ([]fence, error) {
 		if err != nil {
 			return nil, err
 		}
+		if err := result[i].alone(result[:i]); err != nil {
+			return nil, err
+		}
 	}
 	return result, nil
+}
+
+// alone refuses a second tenure of a lock: at most one of two can hold it, and a
+// lock has one mark, which would let the fence through by either.
+func (f *fence) alone(others []fence) error {
+	for _, o := range others {
+		if o.directory == f.directory && (o.key != f.key || o.token.Revision() != f.token.Revision()) {
+			return fmt.Errorf("%w: the fence compares %q at revision %d and %q at revision %d, two tenures of one lock",
+				resourceguard.ErrInvalid, o.key, o.token.Revision(), f.key, f.token.Revision())
+		}
+	}
+	return nil
 }
 
 // isNil also sees a nil pointer in the interface, whose methods would panic.

@@ -117,6 +117,28 @@ func TestKVRefuses(t *testing.T) {
 	}
 }
 
+// TestTwoTenuresOfOneLock: of two grants of one lock one has ended, or never began. The
+// mark of the other must not let it through.
+func TestTwoTenuresOfOneLock(t *testing.T) {
+	for _, mode := range []etcdguard.Mode{etcdguard.Held, etcdguard.HighWater} {
+		s := start(t, &etcdguard.Options{Mode: mode})
+		ended := acquire(t, s.truth, "l")
+		s.etcd.Expire(t, ended)
+		owner, waiter := acquire(t, s.truth, "l"), acquire(t, s.truth, "l")
+		other := acquire(t, s.truth, "m")
+		for _, gs := range []grants{{ended, owner}, {owner, ended}, {owner, waiter}, {waiter, owner}, {owner, other, ended}} {
+			kv, err := s.guard.KV(gs)
+			if err == nil {
+				_, err = kv.Put(t.Context(), "data", "5")
+			}
+			wantRefused(t, mode.String(), err, resourceguard.ErrInvalid)
+		}
+		if _, err := fenced(t, s.guard, grants{owner, other, owner}).Put(t.Context(), "data", "7"); err != nil {
+			t.Errorf("%v: one grant, given twice: %v", mode, err)
+		}
+	}
+}
+
 type doubled struct{ grant }
 
 func (d doubled) Fence() []clientv3.Cmp { return append(d.grant.Fence(), d.grant.Fence()...) }
