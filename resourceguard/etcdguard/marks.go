@@ -99,8 +99,8 @@ func (g *Guard) listed(kv *mvccpb.KeyValue) (revisionfence.Mark, error) {
 // SetFloor raises or repairs the mark of a resource, by the rules of
 // [resourceguard.Rule.Floor]; the ceiling is etcd's revision and epoch. It needs no
 // grant. In the same transaction the reason is put on record, with the time, the new
-// token and the text of the mark that was there, as JSON under
-// <prefix>floors/<resource>/: nothing here ever deletes that.
+// token and the text of the mark that was there (its first 16 KiB, as UTF-8), as JSON
+// under <prefix>floors/<resource>/: nothing here ever deletes that.
 //
 // In mode Held it fails with [errors.ErrUnsupported].
 func (g *Guard) SetFloor(ctx context.Context, m revisionfence.Mark, reason string) error {
@@ -145,13 +145,14 @@ func (g *Guard) SetFloor(ctx context.Context, m revisionfence.Mark, reason strin
 func (g *Guard) putFloor(ctx context.Context, m revisionfence.Mark, before mark, d resourceguard.Decision, reason string) (bool, error) {
 	now := time.Now().UTC()
 	key, record := g.opts.mark(m.Resource), g.opts.floor(m.Resource, now)
+	text, cut := cutBefore(before.text)
 	t := transaction{
 		compares: []clientv3.Cmp{
 			clientv3.Compare(clientv3.ModRevision(key), "=", before.mod),
 			clientv3.Compare(clientv3.CreateRevision(record), "=", 0), // two may have one clock
 		},
 		then: []clientv3.Op{clientv3.OpPut(record, encode(floorRecord{
-			Format: recordFormat, Floor: m.Token, Before: before.text, Reason: reason, At: now,
+			Format: recordFormat, Floor: m.Token, Before: text, Cut: cut, Reason: reason, At: now,
 		}))},
 		otherwise: []clientv3.Op{clientv3.OpGet(key)},
 	}

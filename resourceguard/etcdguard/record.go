@@ -95,10 +95,21 @@ type operationRecord struct {
 type floorRecord struct {
 	Format int                 `json:"format"`
 	Floor  revisionfence.Token `json:"floor"`
-	// Before is the text of the mark that was there, "" if there was none.
+	// Before is the text of the mark that was there, "" if there was none, and Cut is
+	// how many bytes of it are left out.
 	Before string    `json:"before"`
+	Cut    int       `json:"cut,omitempty"`
 	Reason string    `json:"reason"`
 	At     time.Time `json:"at"`
+}
+
+// maxBefore is more than the text of a mark can have. What is longer is damage, which
+// must not make the record larger than etcd takes: then nothing could repair it.
+const maxBefore = 16 << 10
+
+func cutBefore(text string) (before string, cut int) {
+	before = text[:min(len(text), maxBefore)]
+	return before, len(text) - len(before)
 }
 
 func encode(record any) string {
