@@ -13,6 +13,26 @@ import (
 	"github.com/etcd-fence/etcd-fence/revisionfence"
 )
 
+// TestWrongNameAfterAFloor: a floor knows no owner, and whoever names himself first is
+// it; but not against the lock key.
+func TestWrongNameAfterAFloor(t *testing.T) {
+	s := start(t, highWater)
+	ctx := t.Context()
+	g := acquire(t, s.truth, "l")
+	if err := s.guard.SetFloor(ctx, revisionfence.Mark{Resource: "l", Token: g.token}, "test"); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range []clientv3.Op{clientv3.OpPut("data", "5"), clientv3.OpGet("data")} {
+		_, _, err := s.guard.Do(ctx, resourceguard.Write{Resource: "l", Token: g.token, Owner: "host-7"}, op)
+		wantRefused(t, "another name", err, resourceguard.ErrOwnerMismatch)
+	}
+	s.wantMarkText(t, "l", g.token.String())
+	if _, err := fenced(t, s.guard, g).Put(ctx, "data", "7"); err != nil {
+		t.Errorf("the owner: %v", err)
+	}
+	s.wantMarkText(t, "l", g.text())
+}
+
 // TestAnyDamageIsRepaired: a record of what was there must not stand in the way, however
 // much that is.
 func TestAnyDamageIsRepaired(t *testing.T) {

@@ -233,7 +233,13 @@ func (g *Guard) step(c call, v view, i int) (step, error) {
 			clientv3.Compare(clientv3.CreateRevision(lockKey), "=", t.Revision()),
 			clientv3.Compare(clientv3.CreateRevision(cl.fence.directory), ">", t.Revision()-1).WithPrefix())
 	} else if m.token() == t && m.owner == "" && cl.fence.owner != "" {
-		// Of a floor the owner is not known. The first to name itself is it.
+		// Of a floor the owner is not known. The first to name itself is it, unless the
+		// lock key is there and says otherwise: a wrong name would lock the owner out.
+		if ownerIn(v.first[i], t.Lock(), v.epoch) == t {
+			if _, err := cl.held(t, v, i); err != nil {
+				return step{}, err
+			}
+		}
 		s.put = markText(t, cl.fence.owner)
 	}
 	if s.put != "" {
