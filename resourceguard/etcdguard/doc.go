@@ -161,7 +161,8 @@
 // 128 less one for each grant, or for each resource in mode HighWater. Where the mark
 // has to be raised and there is no room for it, it is raised before. An operation ID
 // costs one operation, and two with compares. Under RejectEqual, where the write is
-// the raise, 127 are allowed, and 125 with compares; with an operation ID 126 and 123.
+// the raise, 127 are allowed, and 125 with compares; with an operation ID 126 and 123;
+// and they may be of 42 resources, since each raise has three compares.
 //
 // A transaction that has compares and only reads costs a raft proposal. One without
 // operations is answered by the whole cluster, where etcd alone lets one member

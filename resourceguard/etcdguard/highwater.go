@@ -135,10 +135,11 @@ func (g *Guard) look(ctx context.Context, c call) (view, error) {
 	if c.saves() {
 		ops = append(ops, clientv3.OpGet(g.opts.op(c.claims[0].resource, c.operation.ID)))
 	}
-	resp, err := g.send(ctx, transaction{then: ops, reads: true}, c.what())
+	resp, err := g.send(ctx, transaction{then: folded(ops), reads: true}, c.what())
 	if err != nil {
 		return view{}, err
 	}
+	resp.Responses = unfolded(resp.Responses)
 	v := view{revision: resp.Header.Revision}
 	// To a coordinator, marks without an epoch record are the remains of a restore: it
 	// grants nothing. So the first mark waits for the record.
