@@ -248,8 +248,8 @@ func TestLeadEndsWithItsContext(t *testing.T) {
 	})
 	queued(t, etcd.Client(), "orders", 2)
 	waiting.cancel(cause)
-	var busy *coordinator.BusyError
-	if err := waiting.returned(t); !errors.Is(err, cause) || !errors.As(err, &busy) {
+	// The key can be seen in the queue before its process has the answer.
+	if err := waiting.returned(t); !errors.Is(err, cause) || !errors.Is(err, coordinator.ErrBusy) && !errors.Is(err, coordinator.ErrNoAnswer) {
 		t.Errorf("Lead ended while waiting with %v", err)
 	}
 	queued(t, etcd.Client(), "orders", 1)
