@@ -41,6 +41,9 @@ func (c *claim) covers(m mark) bool {
 // claim binds a resource to one of the fences, by the lock that guards it.
 func (g *Guard) claim(resource string, fences []fence) (claim, error) {
 	c := claim{resource: resource, lock: resource}
+	if resource == "" {
+		return c, errNoResource
+	}
 	if g.opts.LockOf != nil {
 		var err error
 		if c.lock, err = g.opts.LockOf(resource); err != nil {

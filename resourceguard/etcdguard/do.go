@@ -123,7 +123,7 @@ func (bearer) Fence() []clientv3.Cmp { return nil }
 //
 // A grant itself is better: it brings the owner along.
 func FromToken(t revisionfence.Source) Fenced {
-	if t == nil {
+	if isNil(t) {
 		return bearer{}
 	}
 	return bearer{t.Token()}

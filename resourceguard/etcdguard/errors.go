@@ -43,6 +43,9 @@ func notApplied(err error) error {
 	return resourceguard.WithOutcome(err, resourceguard.NotApplied)
 }
 
+// errNoResource is refused by all guards, whatever Options.LockOf would say.
+var errNoResource = fmt.Errorf("%w: the resource's name is empty", resourceguard.ErrInvalid)
+
 // unsupportedError is a call of clientv3.KV that cannot be fenced. Its code is
 // what clientv3's own KVs use for such a call.
 type unsupportedError struct{ what string }

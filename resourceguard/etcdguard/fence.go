@@ -98,7 +98,7 @@ func (f *fence) alone(others []fence) error {
 }
 
 // isNil also sees a nil pointer in the interface, whose methods would panic.
-func isNil(f Fenced) bool {
+func isNil(f any) bool {
 	if f == nil {
 		return true
 	}

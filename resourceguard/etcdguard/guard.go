@@ -89,6 +89,9 @@ func (g *Guard) Advance(ctx context.Context, resource string, t revisionfence.To
 	if g.opts.Mode == HighWater {
 		return g.advanceMark(ctx, resource, f)
 	}
+	if resource == "" {
+		return fmt.Errorf("advance %q: %w", resource, notApplied(errNoResource))
+	}
 	if err := g.bound(resource, []fence{f}); err != nil {
 		return fmt.Errorf("advance %q: %w", resource, notApplied(err))
 	}

@@ -297,7 +297,9 @@ func (g *Guard) carryOut(ctx context.Context, c call, p plan) (a answer, done bo
 	// answered by a member that does not ask its peers.
 	t.otherwise = []clientv3.Op{clientv3.OpGet(g.opts.mark(c.claims[0].resource))}
 	t.compares = g.cut("slow", t.compares)
-	resp, err := g.send(ctx, t, c.what())
+	w := c.what()
+	w.raises = puts > 0
+	resp, err := g.send(ctx, t, w)
 	if err != nil || !resp.Succeeded {
 		return answer{}, err != nil, err
 	}
@@ -348,7 +350,7 @@ func fits(compares []clientv3.Cmp, then, otherwise []clientv3.Op, limit int) boo
 func (c *call) saves() bool { return c.operation.ID != "" && !c.reads }
 
 func (c *call) what() what {
-	w := what{resource: c.claims[0].resource, reads: c.reads}
+	w := what{resource: c.claims[0].resource, reads: c.reads, advance: c.advance}
 	if len(c.ops) > 0 {
 		w.key = resourceOf(c.ops)
 	}

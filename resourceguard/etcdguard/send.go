@@ -63,7 +63,9 @@ func (g *Guard) send(ctx context.Context, t transaction, w what) (*clientv3.TxnR
 type what struct {
 	key      string // "" where there is none
 	resource string // "" where it says no more than the key
-	reads    bool   // the call, of which this may be a part, writes nothing
+	reads    bool   // the call, of which this may be a part, writes nothing but marks
+	advance  bool   // the mark is all that the call is about
+	raises   bool   // the request raises a mark
 }
 
 func (w what) String() string {
@@ -82,6 +84,10 @@ func (w what) failed(err error, reads bool) error {
 	switch {
 	case etcdonce.Definite(err):
 		return classify(fmt.Errorf("etcdguard: %v: %w", w, err), true)
+	case reads && w.raises && w.advance:
+		return classify(fmt.Errorf("etcdguard: %v: outcome unknown: the mark may have been raised, or be raised later: %w", w, err), false)
+	case reads && w.raises:
+		return classify(fmt.Errorf("etcdguard: %v: no answer, and nothing was written but the mark, if that: %w", w, err), true)
 	case reads:
 		// Nothing of the write has been sent yet, or there is none.
 		return classify(fmt.Errorf("etcdguard: %v: no answer, and nothing was written: %w", w, err), true)
