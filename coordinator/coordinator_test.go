@@ -48,7 +48,7 @@ const patience = 20 * time.Second
 func long(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("not in a quick run (-short)")
+		t.Skip("takes as long as many other tests together: not in a quick run (-short)")
 	}
 }
 

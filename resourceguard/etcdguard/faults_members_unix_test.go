@@ -11,7 +11,7 @@ import (
 // Members die, or stop with their sockets open, while all is written.
 func TestFaultsOfMembers(t *testing.T) {
 	if testing.Short() {
-		t.Skip("not in a quick run (-short)")
+		t.Skip("takes as long as many other tests together: not in a quick run (-short)")
 	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Process: true})
 	s := &stage{etcd: etcd, truth: etcd.NewClient(t)}

@@ -80,7 +80,7 @@ func deleteKeys(t *testing.T, s *stage) {
 
 func TestFaultsThatCanBeUndone(t *testing.T) {
 	if testing.Short() {
-		t.Skip("not in a quick run (-short)")
+		t.Skip("takes as long as many other tests together: not in a quick run (-short)")
 	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3})
 	s := &stage{etcd: etcd, truth: etcd.Client(), path: etcd.Proxies(t)}
@@ -105,7 +105,7 @@ func TestFaultsThatCanBeUndone(t *testing.T) {
 
 func TestFaultOfFullEtcd(t *testing.T) {
 	if testing.Short() {
-		t.Skip("not in a quick run (-short)")
+		t.Skip("takes as long as many other tests together: not in a quick run (-short)")
 	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Config: func(c *embed.Config) { c.QuotaBackendBytes = 8 << 20 }})
 	fault{
@@ -142,7 +142,7 @@ func TestFaultOfFullEtcd(t *testing.T) {
 // The password of the user is changed, and changed back.
 func TestFaultOfAChangedPassword(t *testing.T) {
 	if testing.Short() {
-		t.Skip("not in a quick run (-short)")
+		t.Skip("takes as long as many other tests together: not in a quick run (-short)")
 	}
 	etcd := embedded.Start(t, &embedded.Options{Members: 3, Config: func(c *embed.Config) { c.BcryptCost = 4 }})
 	c, ctx := etcd.Client(), soon(t)

@@ -209,7 +209,7 @@ func (s *setup) quietIndex(t *testing.T) uint64 {
 			t.Fatal(err)
 		}
 		if strings.HasPrefix(status.Version, "3.5.") {
-			t.Skip("etcd 3.5 tells nobody its storage version")
+			t.Skip("etcd 3.5 does not tell when it has written what it writes at its start, so single proposals cannot be counted")
 		}
 		if release := status.Version[:strings.LastIndexByte(status.Version, '.')]; status.StorageVersion == release+".0" {
 			return status.RaftIndex
